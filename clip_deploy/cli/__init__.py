@@ -1,0 +1,63 @@
+"""The command line: parse, call one function, print. Each command imports what it needs inside itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clip_deploy import __version__
+from clip_deploy.cli.doctor import doctor
+from clip_deploy.cli.export import export
+from clip_deploy.cli.output import complain
+from clip_deploy.cli.render import render_config
+from clip_deploy.cli.server import serve, server
+from clip_deploy.cli.smoke import smoke_test
+from clip_deploy.errors import ClipDeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+app = typer.Typer(
+    help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
+    epilog="export → render-config → serve → smoke-test. Exit codes: 2 asked wrongly, 3 something is missing, "
+    "4 export, 5 engine, 6 server, 7 a check failed.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server."""
+
+
+for command in (export, render_config, serve, smoke_test, doctor):
+    app.command()(command)
+app.add_typer(server, name="server")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code. Failures a user can act on become two lines, bugs keep their traceback."""
+    try:
+        app(args=None if argv is None else list(argv), prog_name="clip-deploy")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except ClipDeployError as error:
+        complain(error)
+        return error.exit_code
+    return 0

@@ -1,0 +1,90 @@
+"""``clip-deploy smoke-test``: is what is served right?"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from clip_deploy.cli.options import Images, JsonFile, JunitFile, LogFile, Timeout
+from clip_deploy.cli.output import Steps, show, write, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clip_deploy.artifacts import ModelRepository
+    from clip_deploy.progress import Progress
+
+
+def smoke_test(
+    repository: Annotated[
+        Optional[Path],
+        typer.Argument(
+            help="The model repository; the embedded server is started on it, unless --url names one."
+        ),
+    ] = None,
+    url: Annotated[
+        Optional[str],
+        typer.Option(metavar="HOST:PORT", help="gRPC address of a running server to test."),
+    ] = None,
+    images: Images = None,
+    concurrency: Annotated[
+        int, typer.Option(help="Requests to send at once.", min=1, max=2000)
+    ] = 100,
+    timeout: Timeout = 300.0,
+    log: LogFile = None,
+    json_file: JsonFile = None,
+    junit_file: JunitFile = None,
+) -> None:
+    """Hold a served model against torch's answers, row by row, alone and in a crowd. Exit code 7 on any failure."""
+    from clip_deploy import repository as repositories
+    from clip_deploy.client import TritonInferenceClient
+    from clip_deploy.errors import CheckFailed, ConfigError
+    from clip_deploy.report.junit import junit
+    from clip_deploy.report.table import table
+    from clip_deploy.smoke import smoke_test as run
+
+    if repository is None and url is None:
+        raise ConfigError(
+            "nothing to test",
+            remedy="name a model repository, or a running server with --url HOST:PORT",
+        )
+    found = repositories.read(repository) if repository else None
+    with Steps() as steps, contextlib.ExitStack() as stack:
+        identity = None
+        if url is None:
+            assert found is not None  # one of the two was given
+            identity, url = stack.enter_context(_embedded(found, timeout, log, steps))
+        client = stack.enter_context(TritonInferenceClient(url))
+        report = run(
+            client,
+            repository=found,
+            identity=identity,
+            concurrency=concurrency,
+            images=images,
+            progress=steps,
+        )
+    to_stdout = Path("-") in (json_file, junit_file)
+    show(table(report), beside=Path("-") if to_stdout else None)
+    write_json(report.to_json(), json_file)
+    write(junit(report), junit_file)
+    if not report.ok:
+        raise CheckFailed(
+            f"the smoke test failed: {report.summary()}",
+            remedy="see the rows marked ✗ and what they say",
+        )
+
+
+@contextlib.contextmanager
+def _embedded(
+    repository: ModelRepository, timeout_s: float, log: Path | None, progress: Progress
+) -> Iterator[tuple[str, str]]:
+    """The identity and the gRPC address of an embedded server on free ports."""
+    from clip_deploy.servers import LAUNCHERS, ServerOptions
+
+    with LAUNCHERS["embedded"].start(
+        repository, ServerOptions(timeout_s=timeout_s, log=log), progress
+    ) as handle:
+        yield handle.identity, handle.grpc

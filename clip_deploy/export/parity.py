@@ -1,0 +1,91 @@
+"""A graph held against torch: right, finite, of unit length, at every batch size, row by row independent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clip_deploy.compare import agreement, row_influence, spread, worst
+from clip_deploy.errors import ExportError, extra
+
+with extra("export"):
+    import onnxruntime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from clip_deploy.compare import Encode
+    from clip_deploy.spec import Tolerance
+
+
+def session(graph: Path) -> Encode:
+    """The graph in ONNX Runtime on the CPU, as a function from inputs to embeddings."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        loaded = onnxruntime.InferenceSession(
+            str(graph), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime raises classes of its own that share no base
+        raise ExportError(
+            f"ONNX Runtime {onnxruntime.__version__} does not load the graph: {error}",
+            remedy="report the model's name and your versions (clip-deploy doctor)",
+        ) from error
+    name = loaded.get_inputs()[0].name
+    return lambda inputs: np.asarray(loaded.run(None, {name: inputs})[0])
+
+
+def check(
+    encode: Encode,
+    inputs: NDArray[Any],
+    expected: NDArray[np.float32],
+    limits: Tolerance,
+    max_batch: int,
+) -> dict[str, Any]:
+    """Compare an encoder with torch's answers; returns the figures for the manifest.
+
+    Args:
+        encode: inputs ``[batch, …]`` → embeddings ``[batch, embed_dim]``.
+        inputs: the reference inputs ``[n, …]``, n ≥ 2, not all equal.
+        expected: torch's answers ``[n, embed_dim]``, each computed alone.
+        limits: what is still right.
+        max_batch: the largest batch to try.
+
+    Raises:
+        ExportError: out of tolerance; the message names the figure and its limit.
+    """
+    sizes = sorted({1, 2, 3, max_batch} & set(range(1, max_batch + 1)))
+    result = worst(
+        agreement(encode(inputs[rows]), expected[rows])
+        for size in sizes
+        for rows in _batches(len(inputs), size)
+    )
+    influence, variety = row_influence(encode, inputs, max_batch), spread(expected)
+    faults = result.faults(limits)
+    if not influence <= limits.independence:
+        faults.append(f"rows of a batch change one another by {influence:.1e}")
+    if not variety > 10 * limits.max_error:
+        faults.append("different inputs give the same embedding")
+    if faults:
+        raise ExportError(
+            f"the graph does not agree with torch: {'; '.join(faults)}",
+            remedy="nothing was written; report the model's name and your versions (clip-deploy doctor)",
+        )
+    return {
+        "batches": sizes,
+        "rows": result.rows,
+        "min_cosine": result.min_cosine,
+        "max_error": result.max_error,
+        "norm_error": result.norm_error,
+        "row_influence": influence,
+        "spread": variety,
+    }
+
+
+def _batches(count: int, size: int) -> list[NDArray[np.intp]]:
+    """Row numbers in batches of ``size`` that visit every row at least once; short lists are repeated to fill one."""
+    rows = np.resize(np.arange(count), -(-count // size) * size)
+    return list(rows.reshape(-1, size))
