@@ -109,10 +109,10 @@ def tiny_exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from clip_deploy.spec import EncoderSpec
 
     out = tmp_path_factory.mktemp("exports")
-    for name in ("tiny-clip", "tiny-siglip"):
+    for name in ("tiny-clip", "tiny-sigmoid"):
         spec = EncoderSpec(str(HERE / "models" / f"{name}.json"), "random", max_batch=8)
         export(spec, out / name)
-    return {name: out / name for name in ("tiny-clip", "tiny-siglip")}
+    return {name: out / name for name in ("tiny-clip", "tiny-sigmoid")}
 
 
 @pytest.fixture(scope="session")

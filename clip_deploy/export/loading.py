@@ -124,25 +124,20 @@ def _architectures_of(checkpoint: Path) -> list[str]:
         with quiet():
             weights = open_clip.factory.load_state_dict(str(checkpoint), weights_only=True)
         patches = weights["visual.conv1.weight"].shape
-        tokens = next(
-            weights[key] for key in weights if key.endswith("token_embedding.weight")
-        ).shape
-        layers = {
-            int(n)
-            for n in re.findall(r"visual\.transformer\.resblocks\.(\d+)\.", " ".join(weights))
-        }
+        words = next(weights[key] for key in weights if key.endswith("token_embedding.weight"))
+        layers = len(set(re.findall(r"visual\.transformer\.resblocks\.(\d+)\.", " ".join(weights))))
+        embed_dim = weights["visual.proj"].shape[1]
     except Exception:  # only a hint is lost
         return []
-    found = []
-    for name in open_clip.list_models():
-        config = open_clip.get_model_config(name)
-        vision, text = config["vision_cfg"], config["text_cfg"]
-        same = (
-            vision.get("width", 768),
-            vision.get("patch_size", 16),
-            vision.get("layers", 12),
-            text.get("width", 512),
-        )
-        if same == (patches[0], patches[-1], len(layers), tokens[1]):
-            found.append(name)
-    return found[:4]
+    wanted = (patches[0], patches[-1], layers, words.shape[1], embed_dim)
+    configs = {name: open_clip.get_model_config(name) for name in open_clip.list_models()}
+    return [name for name, config in configs.items() if _widths(config) == wanted][:4]
+
+
+def _widths(config: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What ``_architectures_of`` compares, with open_clip's defaults; None for towers that are not its own."""
+    vision, text = config["vision_cfg"], config["text_cfg"]
+    if "timm_model_name" in vision or "hf_model_name" in text:
+        return None
+    sizes = (vision.get("width", 768), vision.get("patch_size", 16), vision.get("layers", 12))
+    return (*sizes, text.get("width", 512), config["embed_dim"])

@@ -31,7 +31,7 @@ class Photographs:
 def photographs(folder: Path | None) -> Photographs:
     """The user's photographs, or the ten that ship with the package.
 
-    ``captions.json`` in the folder maps file names to captions; a picture without one is only looked at.
+    ``captions.json`` in the folder gives captions to file names; a picture without one is only looked at.
 
     Raises:
         ConfigError: fewer than two pictures, or captions that do not belong to them.
@@ -55,19 +55,15 @@ def photographs(folder: Path | None) -> Photographs:
 
 
 def _captions(path: Path) -> dict[str, str]:
+    """File name → caption, from an object or from a list of ``{"file": …, "caption": …}``."""
     if not path.exists():
         return {}
+    remedy = "write a JSON object: file name → caption"
     try:
-        captions = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}", remedy="write a JSON object: file name → caption"
-        ) from error
-    if not isinstance(captions, dict) or not all(
-        isinstance(caption, str) for caption in captions.values()
-    ):
-        raise ConfigError(
-            f"{path} is not a JSON object of captions",
-            remedy="write a JSON object: file name → caption",
-        )
+        data = json.loads(path.read_text("utf-8"))
+        captions = {row["file"]: row["caption"] for row in data} if isinstance(data, list) else dict(data)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path} cannot be read as captions: {error!r}", remedy=remedy) from error
+    if not all(isinstance(text, str) for pair in captions.items() for text in pair):
+        raise ConfigError(f"{path} holds a caption that is not a text", remedy=remedy)
     return captions
