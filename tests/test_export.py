@@ -75,7 +75,9 @@ def test_the_graph_is_what_old_servers_read(tiny_exports: dict[str, Path]):
             batch, *rest = tensor.type.tensor_type.shape.dim
             assert batch.dim_param == "batch"
             assert [axis.dim_value for axis in rest] == list(spec.shape)
-        assert entry.type.tensor_type.elem_type == (6 if exported.contract.tower is Tower.TEXT else 1)
+        assert entry.type.tensor_type.elem_type == (
+            6 if exported.contract.tower is Tower.TEXT else 1
+        )
 
 
 def test_the_graph_says_nothing_about_the_machine_it_was_made_on(tiny_exports: dict[str, Path]):
@@ -115,7 +117,15 @@ def test_equal_inputs_give_equal_bytes_and_are_skipped(tmp_path: Path):
     assert [m.graph.sha256 for m in elsewhere] == [m.graph.sha256 for m in first]
 
 
-@pytest.mark.parametrize("change", [{"pretrained": "random:4"}, {"max_batch": 5}, {"force_quick_gelu": True}, {"resize_mode": "squash"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pretrained": "random:4"},
+        {"max_batch": 5},
+        {"force_quick_gelu": True},
+        {"resize_mode": "squash"},
+    ],
+)
 def test_a_changed_choice_is_exported_again(tmp_path: Path, change: dict):
     spec = EncoderSpec(TINY, "random:3", towers=(Tower.IMAGE,), max_batch=4)
     (first,) = _export(spec, tmp_path)
@@ -132,20 +142,35 @@ def test_a_damaged_export_is_made_again(tmp_path: Path):
     assert second.damaged_files() == []
 
 
-def test_a_graph_that_disagrees_with_torch_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_a_graph_that_disagrees_with_torch_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
     """What a wrong export looks like: the graph of other weights."""
     from clip_deploy.export import towers
 
     honest = towers.answers
-    monkeypatch.setattr(towers, "answers", lambda encoder, inputs: honest(encoder, inputs[::-1].copy()))
-    arguments = ["export", TINY, "--pretrained", "random", "--tower", "image", "--out", str(tmp_path / "build")]
+    monkeypatch.setattr(
+        towers, "answers", lambda encoder, inputs: honest(encoder, inputs[::-1].copy())
+    )
+    arguments = [
+        "export",
+        TINY,
+        "--pretrained",
+        "random",
+        "--tower",
+        "image",
+        "--out",
+        str(tmp_path / "build"),
+    ]
     assert main(arguments) == 4
     err = capsys.readouterr().err
     assert "does not agree with torch: cosine" in err
     assert list((tmp_path / "build").iterdir()) == []
 
 
-def test_rows_that_influence_one_another_fail_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_influence_one_another_fail_the_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from clip_deploy.export import parity
 
     honest = parity.session
@@ -159,7 +184,9 @@ def test_rows_that_influence_one_another_fail_the_export(tmp_path: Path, monkeyp
         _export(EncoderSpec(TINY, "random", towers=(Tower.IMAGE,), max_batch=4), tmp_path)
 
 
-def test_an_interrupted_export_leaves_the_former_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_export_leaves_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from clip_deploy.export import graph
 
     spec = EncoderSpec(TINY, "random", towers=(Tower.TEXT,), max_batch=4)
@@ -171,7 +198,9 @@ def test_an_interrupted_export_leaves_the_former_one(tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["clip_text_encoder"]
 
 
-def test_a_graph_beyond_the_limit_of_one_file_keeps_its_weights_in_one_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_graph_beyond_the_limit_of_one_file_keeps_its_weights_in_one_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     import onnx
 
     monkeypatch.setattr("clip_deploy.export.graph._ONE_FILE_LIMIT", 1000)
@@ -214,8 +243,12 @@ def test_local_checkpoints_are_loaded_and_named_by_digest(tmp_path: Path, suffix
     from clip_deploy.artifacts import digest
 
     path = _checkpoint(tmp_path, suffix)
-    (exported,) = _export(EncoderSpec(TINY, str(path), towers=(Tower.IMAGE,), max_batch=4), tmp_path / "build")
-    (random,) = _export(EncoderSpec(TINY, "random:11", towers=(Tower.IMAGE,), max_batch=4), tmp_path / "random")
+    (exported,) = _export(
+        EncoderSpec(TINY, str(path), towers=(Tower.IMAGE,), max_batch=4), tmp_path / "build"
+    )
+    (random,) = _export(
+        EncoderSpec(TINY, "random:11", towers=(Tower.IMAGE,), max_batch=4), tmp_path / "random"
+    )
     assert exported.source["checkpoint_sha256"] == digest([path])
     assert exported.contract.weights_sha256 == random.contract.weights_sha256
     assert exported.contract.trained is True
@@ -226,7 +259,12 @@ def test_a_checkpoint_folder_brings_its_own_preprocessing(tmp_path: Path, as_mod
     folder = tmp_path / "model"
     folder.mkdir()
     _checkpoint(tmp_path, ".safetensors").rename(folder / "open_clip_model.safetensors")
-    preprocess = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "resize_mode": "squash", "interpolation": "bilinear"}
+    preprocess = {
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "resize_mode": "squash",
+        "interpolation": "bilinear",
+    }
     config = {"model_cfg": json.loads(Path(TINY).read_text()), "preprocess_cfg": preprocess}
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     spec = EncoderSpec(str(folder), None) if as_model else EncoderSpec(TINY, str(folder))
@@ -273,14 +311,33 @@ def _save_other(path: Path) -> None:
         ("cut.pth", _save_truncated, "is damaged", "copy or download it again"),
         ("cut.safetensors", _save_truncated, "is damaged", "copy or download it again"),
         ("empty.pt", lambda path: path.write_bytes(b""), "is damaged", "copy or download it again"),
-        ("text.safetensors", lambda path: path.write_bytes(b"not tensors at all"), "is damaged", "copy"),
-        ("other.pt", _save_other, "weights of another architecture than tiny-clip", "its weights fit tiny-sigmoid"),
+        (
+            "text.safetensors",
+            lambda path: path.write_bytes(b"not tensors at all"),
+            "is damaged",
+            "copy",
+        ),
+        (
+            "other.pt",
+            _save_other,
+            "weights of another architecture than tiny-clip",
+            "its weights fit tiny-sigmoid",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_that_cannot_be_used_says_why(tmp_path: Path, capsys, name: str, save, complaint: str, remedy: str):
+def test_a_checkpoint_that_cannot_be_used_says_why(
+    tmp_path: Path, capsys, name: str, save, complaint: str, remedy: str
+):
     save(tmp_path / name)
-    arguments = ["export", TINY, "--pretrained", str(tmp_path / name), "--out", str(tmp_path / "build")]
+    arguments = [
+        "export",
+        TINY,
+        "--pretrained",
+        str(tmp_path / name),
+        "--out",
+        str(tmp_path / "build"),
+    ]
     assert main(arguments) == 4
     out, err = capsys.readouterr()
     assert complaint in err
@@ -292,7 +349,10 @@ def test_a_checkpoint_that_cannot_be_used_says_why(tmp_path: Path, capsys, name:
 def test_a_checkpoint_of_a_known_architecture_names_it(tmp_path: Path):
     import torch
 
-    zeros = {"visual.conv1.weight": torch.zeros(768, 3, 16, 16), "token_embedding.weight": torch.zeros(4, 512)}
+    zeros = {
+        "visual.conv1.weight": torch.zeros(768, 3, 16, 16),
+        "token_embedding.weight": torch.zeros(4, 512),
+    }
     zeros["visual.proj"] = torch.zeros(768, 512)
     layers = {f"visual.transformer.resblocks.{i}.ln_1.bias": torch.zeros(1) for i in range(12)}
     torch.save(zeros | layers, tmp_path / "vit-b-16.pt")
@@ -311,7 +371,9 @@ def test_a_checkpoint_of_a_known_architecture_names_it(tmp_path: Path):
         ("nowhere.json", "random", "no model config at nowhere.json", "path"),
     ],
 )
-def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, model, pretrained, complaint: str, remedy: str):
+def test_unknown_names_are_refused_with_the_nearest(
+    tmp_path: Path, model, pretrained, complaint: str, remedy: str
+):
     with pytest.raises(ConfigError, match=complaint) as caught:
         _export(EncoderSpec(model, pretrained), tmp_path)
     assert remedy in caught.value.remedy
@@ -324,8 +386,12 @@ def test_a_model_config_that_is_none_is_refused(tmp_path: Path, content: str):
         _export(EncoderSpec(str(tmp_path / "mine.json"), "random"), tmp_path / "build")
 
 
-@pytest.mark.parametrize(("model", "pretrained"), [("hf-hub:org/name", None), ("ViT-B-32", "openai")])
-def test_a_hub_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model, pretrained):
+@pytest.mark.parametrize(
+    ("model", "pretrained"), [("hf-hub:org/name", None), ("ViT-B-32", "openai")]
+)
+def test_a_hub_that_cannot_be_reached_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model, pretrained
+):
     """The sandbox of CI has no hub; elsewhere this makes sure of it."""
     import huggingface_hub.constants
 
@@ -336,7 +402,9 @@ def test_a_hub_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pyte
     assert "--pretrained" in caught.value.remedy
 
 
-def test_a_missing_library_of_an_architecture_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_library_of_an_architecture_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from clip_deploy.export import loading
 
     def fail(*args, **kwargs):
@@ -371,7 +439,20 @@ def test_a_local_checkpoint_of_a_family_with_other_preprocessing_warns(tmp_path:
 
 
 def test_random_weights_say_so_loudly(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["export", TINY, "--pretrained", "random", "--tower", "image", "--max-batch", "2", "--out", str(tmp_path), "--json", "-"]
+    arguments = [
+        "export",
+        TINY,
+        "--pretrained",
+        "random",
+        "--tower",
+        "image",
+        "--max-batch",
+        "2",
+        "--out",
+        str(tmp_path),
+        "--json",
+        "-",
+    ]
     assert main(arguments) == 0
     out, err = capsys.readouterr()
     assert "the vectors mean nothing" in err
@@ -388,7 +469,10 @@ def test_random_weights_say_so_loudly(tmp_path: Path, capsys: pytest.CaptureFixt
         (lambda folder: _pictures(folder, "{"), "cannot be read"),
         (lambda folder: _pictures(folder, '{"cat.jpg": 5}'), "a caption that is not a text"),
         (lambda folder: _pictures(folder, "[1]"), "cannot be read as captions"),
-        (lambda folder: _pictures(folder, '{"dog.jpg": "a dog"}'), "names dog.jpg, which is not there"),
+        (
+            lambda folder: _pictures(folder, '{"dog.jpg": "a dog"}'),
+            "names dog.jpg, which is not there",
+        ),
     ],
 )
 def test_reference_photographs_that_cannot_be_used_say_why(tmp_path: Path, prepare, complaint: str):
@@ -406,12 +490,20 @@ def _pictures(folder: Path, captions: str) -> None:
     (folder / "captions.json").write_text(captions)
 
 
-@pytest.mark.skipif(not TRAINED.is_dir(), reason="needs ../shared/fixtures/tiny-clip, a small trained CLIP")
+@pytest.mark.skipif(
+    not TRAINED.is_dir(), reason="needs ../shared/fixtures/tiny-clip, a small trained CLIP"
+)
 def test_a_trained_model_finds_every_caption(tmp_path: Path):
     spec = EncoderSpec(
-        str(TRAINED / "tiny-clip.json"), str(TRAINED / "tiny-clip.safetensors"), max_batch=8, images=TRAINED / "photos"
+        str(TRAINED / "tiny-clip.json"),
+        str(TRAINED / "tiny-clip.safetensors"),
+        max_batch=8,
+        images=TRAINED / "photos",
     )
-    image, text = (Reference.read(m.directory / "reference.npz", m.contract.tower) for m in _export(spec, tmp_path))
+    image, text = (
+        Reference.read(m.directory / "reference.npz", m.contract.tower)
+        for m in _export(spec, tmp_path)
+    )
     captions = [text.labels.index(caption) for caption in image.captions]
     ranked = (image.outputs @ text.outputs[captions].T).argmax(axis=1)
     assert ranked.tolist() == list(range(40))

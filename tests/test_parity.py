@@ -49,23 +49,51 @@ def _photographs() -> list[Image.Image]:
     """Tall, wide, square, odd, tiny, grey and CMYK."""
     pictures = [Image.open(path) for path in sorted(photographs_dir().glob("*.jpg"))]
     cat = Image.open(photographs_dir() / "cat.jpg")
-    pictures += [cat.crop((0, 0, *size)) for size in ((301, 17), (17, 299), (1, 1), (225, 224), (223, 224), (3, 200))]
-    pictures += [cat.convert("L"), cat.convert("CMYK"), cat.resize((224, 224)), cat.resize((447, 333))]
+    pictures += [
+        cat.crop((0, 0, *size))
+        for size in ((301, 17), (17, 299), (1, 1), (225, 224), (223, 224), (3, 200))
+    ]
+    pictures += [
+        cat.convert("L"),
+        cat.convert("CMYK"),
+        cat.resize((224, 224)),
+        cat.resize((447, 333)),
+    ]
     return pictures
 
 
-@pytest.mark.parametrize("preprocess", PREPROCESSES, ids=lambda p: f"{p.resize_mode}-{p.size}-{p.interpolation}-{p.fill_color}")
+@pytest.mark.parametrize(
+    "preprocess",
+    PREPROCESSES,
+    ids=lambda p: f"{p.resize_mode}-{p.size}-{p.interpolation}-{p.fill_color}",
+)
 def test_ordinary_photographs_are_bit_for_bit_open_clips(preprocess: Preprocess):
     transform = _open_clip(preprocess)
     for picture in _photographs():
-        assert np.array_equal(to_pixels([picture], preprocess)[0], transform(picture).numpy()), (picture.size, picture.mode)
+        assert np.array_equal(to_pixels([picture], preprocess)[0], transform(picture).numpy()), (
+            picture.size,
+            picture.mode,
+        )
 
 
-@pytest.mark.parametrize("file", ["photo_wide_rocket.jpg", "photo_odd_451x300.jpg", "photo_tall_dandelion.jpg", "photo_progressive.jpg", "cmyk_adobe_inverted.jpg", "zoneplate_1000x700.jpg", "noise_227x224.png"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "photo_wide_rocket.jpg",
+        "photo_odd_451x300.jpg",
+        "photo_tall_dandelion.jpg",
+        "photo_progressive.jpg",
+        "cmyk_adobe_inverted.jpg",
+        "zoneplate_1000x700.jpg",
+        "noise_227x224.png",
+    ],
+)
 def test_files_are_bit_for_bit_open_clips(file: str):
     preprocess = PREPROCESSES[0]
     path = CASES / "images" / file
-    assert np.array_equal(to_pixels([path], preprocess)[0], _open_clip(preprocess)(Image.open(path)).numpy())
+    assert np.array_equal(
+        to_pixels([path], preprocess)[0], _open_clip(preprocess)(Image.open(path)).numpy()
+    )
 
 
 def _tokenizers(name: str):
@@ -93,13 +121,49 @@ def test_hard_texts_have_the_measured_ids(name: str):
 def test_random_mixtures_of_hard_pieces_have_open_clips_ids(clean: str):
     theirs, ours = _tokenizers(f"ViT-B-32|clean={clean}")
     pieces = [
-        *("<start_of_text>", "<end_of_text>", "<START_of_text>", "<start_", "of_text>", "'s", "'ſ", "'LL", "'re", "!", "<", ">", "_"),
-        *(" ", "\u0345", "\u212a", "k", "é", "\u0301", "一", "👍", "1", "½", "²", "Ⅷ", "cat", "Dog", "&amp;", "&lt;", "\n", "\u200d"),
+        *(
+            "<start_of_text>",
+            "<end_of_text>",
+            "<START_of_text>",
+            "<start_",
+            "of_text>",
+            "'s",
+            "'ſ",
+            "'LL",
+            "'re",
+            "!",
+            "<",
+            ">",
+            "_",
+        ),
+        *(
+            " ",
+            "\u0345",
+            "\u212a",
+            "k",
+            "é",
+            "\u0301",
+            "一",
+            "👍",
+            "1",
+            "½",
+            "²",
+            "Ⅷ",
+            "cat",
+            "Dog",
+            "&amp;",
+            "&lt;",
+            "\n",
+            "\u200d",
+        ),
         *("ǅ", "ß", "İ", "ﬁ", "ʼ", "’", "\x00", "\ufeff", "\U0001e6c0"),
     ]
     chosen = random.Random(3)
     texts = [
-        "".join(chosen.choice(pieces) if chosen.random() < 0.8 else _character(chosen) for _ in range(chosen.randint(0, 14)))
+        "".join(
+            chosen.choice(pieces) if chosen.random() < 0.8 else _character(chosen)
+            for _ in range(chosen.randint(0, 14))
+        )
         for _ in range(5000)
     ]
     assert np.array_equal(ours(texts), theirs(texts).numpy())

@@ -128,7 +128,12 @@ class Connection:
                 request_id=request_id,
                 client_timeout=self.timeout_s,
             )
-        array = result.as_numpy(output)
+        try:
+            array = result.as_numpy(output)
+        except ValueError as error:  # fewer bytes than the shape needs
+            raise ServerError(
+                f"{model} gave a broken {output}: {error}", remedy="see the server's log"
+            ) from error
         if array is None:
             raise ServerError(
                 f"{model} gave no {output}", remedy="check the model's outputs in its config.pbtxt"

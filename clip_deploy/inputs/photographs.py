@@ -61,7 +61,9 @@ def _captions(path: Path) -> dict[str, str]:
     remedy = "write a JSON object: file name → caption"
     try:
         data = json.loads(path.read_text("utf-8"))
-        captions = {row["file"]: row["caption"] for row in data} if isinstance(data, list) else dict(data)
+        captions = (
+            {row["file"]: row["caption"] for row in data} if isinstance(data, list) else dict(data)
+        )
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{path} cannot be read as captions: {error!r}", remedy=remedy) from error
     if not all(isinstance(text, str) for pair in captions.items() for text in pair):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clip_deploy.errors import ServerError
 from clip_deploy.progress import Progress, silent
 from clip_deploy.servers import install
 from clip_deploy.servers.handle import await_ready
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 # Shared memory between the server and a model's process: enough for a batch of 64 pictures of 224 pixels; it grows in
 # small steps beyond, which costs time under load.
 _SHM_BYTES = 64 * 2**20
+# Ways for a Python model to hand NumPy arrays over; ``Tensor.from_dlpack(`` is not one of them.
+_NUMPY_ARRAYS = re.compile(r"\.as_numpy\(|\bpb_utils\.Tensor\(")
 # A large model needs longer than the Python backend's own 30 seconds to load.
 _STUB_TIMEOUT_S = 600
 
@@ -40,6 +45,7 @@ def start(
     """
     LAUNCHER.require_backends(repository)
     files = install.installed()
+    _require_safe_arrays(repository)
     launch = prepare(options)
     command = [
         str(files.server),
@@ -59,6 +65,31 @@ def start(
         handle.stop()
         raise
     return handle
+
+
+def _require_safe_arrays(repository: ModelRepository) -> None:
+    """This Triton was built before NumPy 2, whose arrays it misreads without a word: every element of an input becomes
+    its first one, and outputs come out empty. Models that pass tensors by DLPack, as ours do, are not affected.
+    """
+    if _numpy_major() < 2:
+        return
+    for model in repository.models:
+        for version in model.served:
+            for file in (repository.path / model.name / str(version)).glob("*.py"):
+                found = _NUMPY_ARRAYS.search(file.read_text("utf-8", "replace"))
+                if found:
+                    raise ServerError(
+                        f"{file} uses {found.group().strip('(')}, which gives wrong values in Triton "
+                        f"{install.TRITON_VERSION} with NumPy 2",
+                        remedy="pass tensors by DLPack (np.from_dlpack, Tensor.from_dlpack), or pip install 'numpy<2'",
+                    )
+
+
+def _numpy_major() -> int:
+    try:
+        return int(version("numpy").partition(".")[0])
+    except PackageNotFoundError:
+        return 0
 
 
 def _environment(files: install.Installation) -> dict[str, str]:
