@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def doctor(json_file: JsonFile = None) -> None:
-    """Look for everything that clip-deploy can use: found, or missing with the command that fixes it."""
+    """Say what this machine has and lacks.
+
+    Everything that clip-deploy can use: found, or missing with the command that gets it.
+    """
     from clip_deploy.doctor import examine
 
     findings = examine()

@@ -25,7 +25,10 @@ def _server() -> None:
 
 @server.command("install")
 def install() -> None:
-    """Fetch the embedded Triton server into the cache: pinned, verified by hash; a second call repairs what is damaged."""
+    """Fetch the embedded server into the cache.
+
+    Pinned and verified by hash; a second call verifies every file and repairs what is damaged.
+    """
     from clip_deploy.servers import install as installer
 
     with Steps() as steps:
@@ -65,7 +68,10 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve a model repository until Ctrl-C, once every model version in it is ready."""
+    """Run Triton on a model repository until Ctrl-C.
+
+    Returns only when every model version is ready; a server that cannot load one is explained and ended.
+    """
     from clip_deploy import repository as repositories
     from clip_deploy.errors import ConfigError
     from clip_deploy.servers import LAUNCHERS, Ports, ServerOptions

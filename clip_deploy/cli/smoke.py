@@ -38,7 +38,11 @@ def smoke_test(
     json_file: JsonFile = None,
     junit_file: JunitFile = None,
 ) -> None:
-    """Hold a served model against torch's answers, row by row, alone and in a crowd. Exit code 7 on any failure."""
+    """Hold a served model against torch's answers.
+
+    Row by row, alone and in a crowd, with proof that batches form. Exit code 7 when any check fails; a skipped check
+    never counts as passed.
+    """
     from clip_deploy import repository as repositories
     from clip_deploy.client import TritonInferenceClient
     from clip_deploy.errors import CheckFailed, ConfigError

@@ -74,8 +74,8 @@ def _require_safe_arrays(repository: ModelRepository) -> None:
     if _numpy_major() < 2:
         return
     for model in repository.models:
-        for version in model.served:
-            for file in (repository.path / model.name / str(version)).glob("*.py"):
+        for number in model.served:
+            for file in (repository.path / model.name / str(number)).glob("*.py"):
                 found = _NUMPY_ARRAYS.search(file.read_text("utf-8", "replace"))
                 if found:
                     raise ServerError(

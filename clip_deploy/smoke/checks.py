@@ -208,7 +208,7 @@ def independence(subject: Subject, target: Target) -> Outcome:
     )
     return _outcome(
         influence <= target.limits.independence,
-        f"one row changes by {influence:.0e} in a batch of {target.max_batch}",
+        f"one row changes by {influence:.1g}, alone or in a batch of {target.max_batch}",
         "the graph or the engine mixes rows of a batch: do not serve it",
         influence=influence,
     )

@@ -56,7 +56,7 @@ class Target:
     @property
     def summary(self) -> str:
         contract = self.served.contract
-        trained = "" if contract.trained else " (random weights: the vectors mean nothing)"
+        trained = "" if contract.trained else " (its vectors mean nothing)"
         weights = f"{contract.model}, {contract.pretrained}{trained}"
         version = self.version or "(newest)"
         return f"version {version} of {weights}, {contract.precision.value}, max batch {self.max_batch}"

@@ -1,0 +1,91 @@
+"""What a user installs: the wheel has the templates and the photographs, and nothing that it should not have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+pytest.importorskip("hatchling", reason="needs hatchling: pip install 'clip-deploy[dev]'")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.mark.processes
+def test_the_wheel_has_what_the_code_looks_for(wheel: Path):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "clip_deploy/templates/config.pbtxt.j2",
+        "clip_deploy/templates/python/model.py",
+        "clip_deploy/photographs/captions.json",
+        "clip_deploy/photographs/cat.jpg",
+        "clip_deploy/photographs/LICENSES.md",
+    } <= names
+    assert not [
+        n for n in names if n.startswith(("tests/", "docs/", "benchmarks/")) or n.endswith(".onnx")
+    ]
+    assert wheel.stat().st_size < 2_000_000
+
+
+@pytest.mark.processes
+def test_an_unpacked_wheel_renders(wheel: Path, tmp_path: Path):
+    """As installed: away from the checkout, templates inside the package."""
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = "from clip_deploy.resources import *; import clip_deploy; print(templates_dir()); print(photographs_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        str(tmp_path / "clip_deploy" / "templates"),
+        str(tmp_path / "clip_deploy" / "photographs"),
+    ]
+
+
+def test_the_base_install_has_no_heavy_dependency():
+    text = (ROOT / "pyproject.toml").read_text()
+    base = text.partition("dependencies = [")[2].partition("]\n")[0]
+    names = re.findall(r'^\s*"([A-Za-z0-9_-]+)', base, re.MULTILINE)
+    assert set(names) == {
+        "typer",
+        "rich",
+        "jinja2",
+        "tritonclient",
+        "numpy",
+        "pillow",
+        "tokenizers",
+        "ftfy",
+    }
+
+
+def test_every_photograph_has_a_caption_and_a_licence():
+    folder = ROOT / "clip_deploy" / "photographs"
+    licences, captions = (
+        (folder / "LICENSES.md").read_text(),
+        (folder / "captions.json").read_text(),
+    )
+    pictures = sorted(folder.glob("*.jpg"))
+    assert len(pictures) == 10
+    for picture in pictures:
+        assert f"`{picture.name}`" in licences
+        assert f'"{picture.name}"' in captions
