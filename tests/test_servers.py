@@ -76,7 +76,7 @@ def test_free_ports_are_free_and_different(tmp_path: Path):
 
 
 def test_an_address_of_another_machine_is_refused():
-    with pytest.raises(ConfigError, match="cannot listen on 203.0.113.7"):
+    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.7"):
         prepare(ServerOptions(host="203.0.113.7"))
 
 
