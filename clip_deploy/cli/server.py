@@ -47,9 +47,9 @@ def serve(
         ),
     ] = "embedded",
     host: Host = "127.0.0.1",
-    http_port: HttpPort = 8000,
-    grpc_port: GrpcPort = 8001,
-    metrics_port: MetricsPort = 8002,
+    http_port: HttpPort = 0,
+    grpc_port: GrpcPort = 0,
+    metrics_port: MetricsPort = 0,
     log: LogFile = None,
     timeout: Timeout = 300.0,
     triton_release: Annotated[

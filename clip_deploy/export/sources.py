@@ -212,9 +212,11 @@ def _choices(name: str, wanted: str = "") -> str:
 
 
 def unreachable(what: str, error: Exception) -> ExportError:
-    reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    root: BaseException = error
+    while cause := root.__cause__ or root.__context__:  # wrapped several times on its way up
+        root = cause
     return ExportError(
-        f"{what} could not be fetched: {reason[:200]}",
+        f"{what} could not be fetched: {first_line(root)}",
         remedy="check the name and the network, or fetch the file elsewhere and give its path as --pretrained",
     )
 
