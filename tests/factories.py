@@ -59,12 +59,17 @@ def contract(tower: Tower, **changes: Any) -> Contract:
 
 
 def exported(
-    folder: Path, tower: Tower = Tower.IMAGE, *, max_batch: int = 32, **changes: Any
+    folder: Path,
+    tower: Tower = Tower.IMAGE,
+    *,
+    max_batch: int = 32,
+    graph: bytes = b"not a graph",
+    **changes: Any,
 ) -> ExportedModel:
-    """An export on disk, in ``folder/<model name>``; its graph is not one, and nothing here opens it."""
+    """An export on disk, in ``folder/<model name>``; what opens its graph gives a real one."""
     directory = folder / tower.model_name
     directory.mkdir(parents=True)
-    (directory / "model.onnx").write_bytes(b"not a graph")
+    (directory / "model.onnx").write_bytes(graph)
     if tower is Tower.TEXT:
         (directory / TOKENIZER).write_text(word_tokenizer()[0], "utf-8")
     described = contract(tower, graph_sha256=digest([directory / "model.onnx"]), **changes)

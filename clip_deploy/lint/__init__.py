@@ -1,0 +1,196 @@
+"""A model repository judged before any server runs: rules in a table, findings with places. Nothing is executed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clip_deploy.errors import ConfigError
+from clip_deploy.lint import rules as _rules  # noqa: F401  # fills the table
+from clip_deploy.lint.findings import RULES, Example, Finding, Hit, Rule, Severity
+from clip_deploy.lint.model import CONFIG, Model, Repository
+from clip_deploy.lint.suppression import suppressions
+from clip_deploy.lint.target import Target, target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "RULES",
+    "Example",
+    "Finding",
+    "LintReport",
+    "Rule",
+    "Severity",
+    "Target",
+    "lint",
+    "target",
+]
+
+# Rules that make sense although the config cannot be parsed.
+_WITHOUT_CONFIG = ("CD101", "CD103", "CD2")
+
+
+@dataclass(frozen=True, slots=True)
+class LintReport:
+    """What was found, and what was not looked at.
+
+    ``unseen`` says in sentences which kinds of defects this run cannot have found.
+    """
+
+    findings: tuple[Finding, ...]
+    models: int
+    suppressed: int
+    unseen: tuple[str, ...]
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity is severity for finding in self.findings)
+
+    def ok(self, *, strict: bool = False) -> bool:
+        """No errors; with ``strict`` no warnings either."""
+        return not self.count(Severity.ERROR) and not (strict and self.count(Severity.WARNING))
+
+    def summary(self) -> str:
+        counts = [(self.count(s), s.value) for s in Severity]
+        parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in counts if n]
+        models = f"{self.models} model{'s' * (self.models != 1)}"
+        return f"{', '.join(parts) or 'nothing to complain about'} in {models}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "findings": [finding.to_json() for finding in self.findings],
+            "summary": {s.value: self.count(s) for s in Severity}
+            | {"models": self.models, "suppressed": self.suppressed},
+            "unseen": list(self.unseen),
+        }
+
+
+def lint(
+    paths: Sequence[Path],
+    target: Target,
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    run: bool = False,
+) -> LintReport:
+    """Judge model repositories.
+
+    Args:
+        paths: the repositories.
+        target: what they are meant for.
+        select: codes, or beginnings of codes, to look for; all by default.
+        ignore: codes, or beginnings of codes, to leave out.
+        run: also run the graphs on the CPU, which needs onnxruntime.
+
+    Raises:
+        ConfigError: a path is no repository, or a code is unknown.
+    """
+    chosen = _chosen(select, ignore, run=run)
+    findings: list[Finding] = []
+    models = suppressed = 0
+    for path in paths:
+        repository = _opened(path)
+        for model in repository.models.values():
+            models += 1
+            kept, dropped = _lint_model(model, target, chosen)
+            findings += kept
+            suppressed += dropped
+    return LintReport(tuple(findings), models, suppressed, tuple(_unseen(run)))
+
+
+def _chosen(select: Sequence[str], ignore: Sequence[str], *, run: bool) -> list[Rule]:
+    for code in (*select, *ignore):
+        if not any(known.startswith(code.upper()) for known in RULES):
+            raise ConfigError(
+                f"there is no rule {code}",
+                remedy="see docs/lint.md, or clip-deploy lint --explain all",
+            )
+    wanted, unwanted = tuple(c.upper() for c in select) or ("CD",), tuple(c.upper() for c in ignore)
+    rows = [
+        rule
+        for code, rule in sorted(RULES.items())
+        if code.startswith(wanted) and not (unwanted and code.startswith(unwanted))
+    ]
+    return [rule for rule in rows if run or not rule.runs]
+
+
+def _opened(path: Path) -> Repository:
+    if not path.is_dir():
+        raise ConfigError(
+            f"there is no model repository at {path}",
+            remedy="name the folder that holds the models' folders",
+        )
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be read", remedy="check its permissions")
+    if (path / CONFIG).exists() and not any((each / CONFIG).exists() for each in path.iterdir()):
+        raise ConfigError(
+            f"{path} is a model's folder, not a repository",
+            remedy=f"name its parent, {path.resolve().parent}",
+        )
+    repository = Repository(path)
+    if not repository.models:
+        raise ConfigError(
+            f"{path} holds no models", remedy="name the folder that holds the models' folders"
+        )
+    return repository
+
+
+def _lint_model(model: Model, target: Target, rules: list[Rule]) -> tuple[list[Finding], int]:
+    """(findings, how many were suppressed)."""
+    silenced = list(suppressions(model.document)) if model.has_config else []
+    kept, dropped = [], 0
+    for rule in rules:
+        if model.has_config and not model.is_parsed and not rule.code.startswith(_WITHOUT_CONFIG):
+            continue
+        for hit in _hits(rule, model, target):
+            line = hit.place.line if hit.place else None
+            if any(each.covers(rule.code, line) for each in silenced):
+                dropped += 1
+            else:
+                kept.append(_finding(rule, model, hit))
+    kept.sort(
+        key=lambda finding: (finding.path, finding.line or 0, finding.column or 0, finding.code)
+    )
+    return kept, dropped
+
+
+def _hits(rule: Rule, model: Model, target: Target) -> Iterator[Hit]:
+    try:
+        yield from rule.check(model, target)
+    except OSError as error:  # a file that vanished, or may not be read
+        yield Hit(
+            f"cannot be read: {error.strerror or error}", file=_path_of(error) or model.folder
+        )
+
+
+def _path_of(error: OSError) -> Path | None:
+    from pathlib import Path
+
+    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+
+
+def _finding(rule: Rule, model: Model, hit: Hit) -> Finding:
+    file = hit.file or (model.config_path if model.has_config else model.folder)
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=rule.severity,
+        model=model.name,
+        path=str(file),
+        message=hit.message,
+        line=hit.place.line if hit.place else None,
+        column=hit.place.column if hit.place else None,
+        fix=hit.fix,
+        remedy=hit.remedy,
+        source=model.document.line(hit.place.line) if hit.place and hit.fix is not None else None,
+    )
+
+
+def _unseen(run: bool) -> Iterator[str]:
+    if importlib.util.find_spec("onnx") is None:
+        yield "graphs were not read: pip install onnx"
+    if not run:
+        yield "graphs were not run; --run finds a batch size frozen inside, and rows that influence one another"

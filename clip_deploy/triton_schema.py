@@ -1,0 +1,35 @@
+"""Triton's own schema of config.pbtxt, from ``tritonclient``, without the rest of it.
+
+``tritonclient.grpc`` imports gRPC, which takes longer than linting fifty models; the schema alone needs protobuf only.
+It is put where a later import of the package looks first, so that there is one schema in a process, whoever came first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+_NAME = "tritonclient.grpc.model_config_pb2"
+
+
+def _load() -> Any:
+    if _NAME in sys.modules:
+        return sys.modules[_NAME]
+    package = importlib.util.find_spec("tritonclient")
+    assert package is not None  # part of the base installation
+    assert package.submodule_search_locations
+    file = Path(package.submodule_search_locations[0]) / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location(_NAME, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_NAME] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+model_config_pb2: Any = _load()
+ModelConfig: Any = model_config_pb2.ModelConfig
+DataType: Any = model_config_pb2.DataType

@@ -1,0 +1,48 @@
+"""What a real Triton says to model repositories that may be wrong: ready or not, model by model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import TYPE_CHECKING
+
+from clip_deploy.servers import embedded, install
+from clip_deploy.servers.launchers import ServerOptions, prepare, server_arguments, spawn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, bool]:
+    """Model → whether every version that Triton tried is ready; models that it did not even read are False.
+
+    Such a server starts whatever the models are like: it says so and goes on.
+    """
+    files = install.installed()
+    tolerant = ("--exit-on-error=false", "--strict-readiness=false")
+    launch = prepare(ServerOptions(log=log, arguments=tolerant))
+    command = [
+        str(files.server),
+        *server_arguments(launch, str(repository), launch.host, launch.ports),
+        f"--backend-directory={files.backends}",
+        "--backend-config=python,shm-default-byte-size=1048576",
+        f"--backend-config=python,shm-region-prefix-name={launch.identity}",
+    ]
+    handle = spawn(launch, command, embedded._environment(files))
+    try:
+        deadline = time.monotonic() + timeout_s
+        while not handle.is_ours():
+            assert handle.process.poll() is None, f"Triton ended: {log}"
+            assert time.monotonic() < deadline, f"Triton does not start: {log}"
+            time.sleep(0.1)
+        connection = http.client.HTTPConnection(handle.host, handle.ports.http, timeout=10)
+        connection.request("POST", "/v2/repository/index")
+        rows = json.loads(connection.getresponse().read())
+    finally:
+        handle.stop()
+    found = {folder.name: False for folder in repository.iterdir()}
+    for name in found:
+        states = [row.get("state") for row in rows if row["name"] == name]
+        found[name] = bool(states) and set(states) == {"READY"}
+    return found
