@@ -63,6 +63,8 @@ def _write(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if content == "missing":
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    elif content == "link to nowhere":
+        path.symlink_to("nowhere")
     elif content == "folder":
         path.unlink(missing_ok=True)
         path.mkdir()

@@ -38,9 +38,10 @@ def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, b
             time.sleep(0.1)
         connection = http.client.HTTPConnection(handle.host, handle.ports.http, timeout=10)
         connection.request("POST", "/v2/repository/index")
-        rows = json.loads(connection.getresponse().read())
+        answer = json.loads(connection.getresponse().read())
     finally:
         handle.stop()
+    rows = answer if isinstance(answer, list) else []  # else it could not even list the folder
     found = {folder.name: False for folder in repository.iterdir()}
     for name in found:
         states = [row.get("state") for row in rows if row["name"] == name]

@@ -9,6 +9,7 @@ import typer
 from clip_deploy import __version__
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.export import export
+from clip_deploy.cli.lint import lint
 from clip_deploy.cli.output import complain
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → render-config → serve → smoke-test. Exit codes: 2 asked wrongly, 3 something is missing, "
+    epilog="export → render-config → lint → serve → smoke-test. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,7 +47,7 @@ def _app(
     """An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server."""
 
 
-for command in (export, render_config, serve, smoke_test, doctor):
+for command in (export, render_config, lint, serve, smoke_test, doctor):
     app.command()(command)
 app.add_typer(server, name="server")
 

@@ -41,6 +41,17 @@ def show(result: RenderableType, *, beside: Path | None = None) -> None:
     _console(stderr=str(beside) == "-").print(result)
 
 
+def plain(result: RenderableType) -> str:
+    """A result for a person, as text for a file."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    file = StringIO()
+    Console(file=file, width=120).print(result)
+    return file.getvalue()
+
+
 def write(text: str, place: Path | None) -> None:
     """A result for a program: to a file, or to stdout for ``-``; None writes nothing."""
     if place is None:

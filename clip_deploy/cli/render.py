@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from clip_deploy.cli.lint import require_clean
 from clip_deploy.cli.output import say
 
 _PREFERRED = "A batch size to prefer; may be repeated. Off by default: Triton then sends what the delay collected, which is faster for almost every model."
@@ -107,6 +108,7 @@ def render_config(
     from clip_deploy.artifacts import exported_models
     from clip_deploy.engines import BACKENDS
     from clip_deploy.errors import ConfigError
+    from clip_deploy.lint import target
     from clip_deploy.spec import ServingSpec
 
     if backend not in BACKENDS:
@@ -133,6 +135,8 @@ def render_config(
     for build in built:
         model = repositories.assemble(build, serving, repository, templates=templates)
         typer.echo(f"{repository / model.name} version {model.served[-1]} ({model.backend})")
+    kind = "gpu" if instance_kind == "gpu" else "auto"
+    require_clean(repository, target(kind), models=[build.name for build in built])
     say(
         f"next: clip-deploy smoke-test {repository}"
         if backend == "python"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from clip_deploy.cli.lint import require_clean, server_target
 from clip_deploy.cli.options import GrpcPort, Host, HttpPort, LogFile, MetricsPort, Timeout
 from clip_deploy.cli.output import Steps, say, show
 
@@ -91,6 +92,7 @@ def serve(
         arguments=tuple(argument or ()),
     )
     found = repositories.read(repository)
+    require_clean(repository, server_target(launcher, triton_release))
     with Steps() as steps:
         handle = LAUNCHERS[launcher].start(found, options, steps)
     with handle:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from clip_deploy.cli.lint import require_clean, server_target
 from clip_deploy.cli.options import Images, JsonFile, JunitFile, LogFile, Timeout
 from clip_deploy.cli.output import Steps, show, write, write_json
 
@@ -46,6 +48,7 @@ def smoke_test(
     from clip_deploy import repository as repositories
     from clip_deploy.client import TritonInferenceClient
     from clip_deploy.errors import CheckFailed, ConfigError
+    from clip_deploy.report.findings import as_check
     from clip_deploy.report.junit import junit
     from clip_deploy.report.table import table
     from clip_deploy.smoke import smoke_test as run
@@ -56,6 +59,9 @@ def smoke_test(
             remedy="name a model repository, or a running server with --url HOST:PORT",
         )
     found = repositories.read(repository) if repository else None
+    judged = None
+    if repository is not None and url is None:
+        judged = require_clean(repository, server_target("embedded", ""))
     with Steps() as steps, contextlib.ExitStack() as stack:
         identity = None
         if url is None:
@@ -70,6 +76,8 @@ def smoke_test(
             images=images,
             progress=steps,
         )
+    if judged is not None:
+        report = replace(report, checks=(as_check(judged), *report.checks))
     to_stdout = Path("-") in (json_file, junit_file)
     show(table(report), beside=Path("-") if to_stdout else None)
     write_json(report.to_json(), json_file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.errors import ConfigError
@@ -16,7 +17,6 @@ from clip_deploy.lint.target import Target, target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 __all__ = [
     "RULES",
@@ -42,7 +42,7 @@ class LintReport:
     """
 
     findings: tuple[Finding, ...]
-    models: int
+    models: tuple[str, ...]
     suppressed: int
     unseen: tuple[str, ...]
 
@@ -56,14 +56,14 @@ class LintReport:
     def summary(self) -> str:
         counts = [(self.count(s), s.value) for s in Severity]
         parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in counts if n]
-        models = f"{self.models} model{'s' * (self.models != 1)}"
+        models = f"{len(self.models)} model{'s' * (len(self.models) != 1)}"
         return f"{', '.join(parts) or 'nothing to complain about'} in {models}"
 
     def to_json(self) -> dict[str, Any]:
         return {
             "findings": [finding.to_json() for finding in self.findings],
             "summary": {s.value: self.count(s) for s in Severity}
-            | {"models": self.models, "suppressed": self.suppressed},
+            | {"models": len(self.models), "suppressed": self.suppressed},
             "unseen": list(self.unseen),
         }
 
@@ -74,6 +74,7 @@ def lint(
     *,
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    models: Sequence[str] = (),
     run: bool = False,
 ) -> LintReport:
     """Judge model repositories.
@@ -83,6 +84,7 @@ def lint(
         target: what they are meant for.
         select: codes, or beginnings of codes, to look for; all by default.
         ignore: codes, or beginnings of codes, to leave out.
+        models: names of the models to judge, among all that lie there; all by default.
         run: also run the graphs on the CPU, which needs onnxruntime.
 
     Raises:
@@ -90,15 +92,22 @@ def lint(
     """
     chosen = _chosen(select, ignore, run=run)
     findings: list[Finding] = []
-    models = suppressed = 0
+    judged: list[str] = []
+    backends: set[str] = set()
+    suppressed = 0
     for path in paths:
         repository = _opened(path)
         for model in repository.models.values():
-            models += 1
+            if models and model.name not in models:
+                continue
+            judged.append(model.name)
+            backends.add(model.backend)
             kept, dropped = _lint_model(model, target, chosen)
             findings += kept
             suppressed += dropped
-    return LintReport(tuple(findings), models, suppressed, tuple(_unseen(run)))
+    return LintReport(
+        tuple(findings), tuple(judged), suppressed, tuple(_unseen(backends, run=run, target=target))
+    )
 
 
 def _chosen(select: Sequence[str], ignore: Sequence[str], *, run: bool) -> list[Rule]:
@@ -145,31 +154,28 @@ def _lint_model(model: Model, target: Target, rules: list[Rule]) -> tuple[list[F
     for rule in rules:
         if model.has_config and not model.is_parsed and not rule.code.startswith(_WITHOUT_CONFIG):
             continue
-        for hit in _hits(rule, model, target):
+        try:
+            hits = list(rule.check(model, target))
+        except OSError as error:  # a file that vanished, or may not be read
+            kept.append(_unreadable(error, model))
+            continue
+        for hit in hits:
             line = hit.place.line if hit.place else None
             if any(each.covers(rule.code, line) for each in silenced):
                 dropped += 1
             else:
                 kept.append(_finding(rule, model, hit))
+    kept = list(dict.fromkeys(kept))  # several rules may meet the same file that cannot be read
     kept.sort(
         key=lambda finding: (finding.path, finding.line or 0, finding.column or 0, finding.code)
     )
     return kept, dropped
 
 
-def _hits(rule: Rule, model: Model, target: Target) -> Iterator[Hit]:
-    try:
-        yield from rule.check(model, target)
-    except OSError as error:  # a file that vanished, or may not be read
-        yield Hit(
-            f"cannot be read: {error.strerror or error}", file=_path_of(error) or model.folder
-        )
-
-
-def _path_of(error: OSError) -> Path | None:
-    from pathlib import Path
-
-    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+def _unreadable(error: OSError, model: Model) -> Finding:
+    is_named = isinstance(error.filename, (str, bytes))
+    file = Path(os.fsdecode(error.filename)) if is_named else model.folder
+    return _finding(RULES["CD208"], model, Hit(f"cannot be read: {error.strerror}", file=file))
 
 
 def _finding(rule: Rule, model: Model, hit: Hit) -> Finding:
@@ -189,8 +195,10 @@ def _finding(rule: Rule, model: Model, hit: Hit) -> Finding:
     )
 
 
-def _unseen(run: bool) -> Iterator[str]:
-    if importlib.util.find_spec("onnx") is None:
-        yield "graphs were not read: pip install onnx"
-    if not run:
-        yield "graphs were not run; --run finds a batch size frozen inside, and rows that influence one another"
+def _unseen(backends: set[str], *, run: bool, target: Target) -> Iterator[str]:
+    if "onnxruntime" in backends and importlib.util.find_spec("onnx") is None:
+        yield "graphs were not read; pip install 'clip-deploy[lint]' does it"
+    if "tensorrt" in backends and not target.release_is_given:
+        yield "plans were not held against a TensorRT version; --triton-release names it"
+    if "onnxruntime" in backends and not run:
+        yield "graphs were not run; --run finds frozen batch sizes, and rows that influence one another"

@@ -77,7 +77,7 @@ class Finding:
             "line": self.line,
             "column": self.column,
             "message": self.message,
-            "fix": self.fix or self.remedy,
+            "fix": self.remedy if self.fix is None else self.fix,
         }
 
 

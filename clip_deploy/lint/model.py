@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf import text_format
 
+from clip_deploy.contract import PREFIX
 from clip_deploy.lint import graph as graphs
 from clip_deploy.lint.findings import Hit
 from clip_deploy.lint.text import Document, Field, Place, read
@@ -84,7 +86,7 @@ class Model:
 
     @functools.cached_property
     def has_config(self) -> bool:
-        return self.config_path.exists()
+        return self.config_path.exists() or self.config_path.is_symlink()
 
     @functools.cached_property
     def document(self) -> Document:
@@ -113,14 +115,19 @@ class Model:
 
     @functools.cached_property
     def folders(self) -> dict[int, Path]:
-        """Version folders as Triton finds them: a leading integer counts, leading zeros do not."""
+        """Version folders as Triton finds them, which may not be the folders that are there.
+
+        A number at the beginning of a name counts, unless it begins with a zero, and what is loaded is the folder of
+        just that number.
+        """
         found = {}
         for folder in _folders(self.folder):
             name = folder.name
-            number = re.match(r"\s*[-+]?\d+", name)
+            number = re.match(r"\s*[-+]?[0-9]+", name)
             if name in _NO_VERSIONS or number is None or (len(name) > 1 and name.startswith("0")):
                 continue
-            found[int(number.group())] = self.folder / str(int(number.group()))
+            version = int(number.group()) % 2**64  # it is not signed
+            found[version] = self.folder / str(version)
         return dict(sorted(found.items()))
 
     @functools.cached_property
@@ -149,7 +156,21 @@ class Model:
             return names.get(config.default_model_filename, "")
         first = next(iter(sorted(_folders(self.folder))), None)
         present = names_in(first) if first else []
-        return next((backend for file, backend in names.items() if file in present), "")
+        found = next((backend for file, backend in names.items() if file in present), "")
+        return found or self.name.partition(".")[2]  # model.<backend>: a custom backend
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether clip-deploy rendered it: a contract is in its parameters."""
+        return f"{PREFIX}contract" in self.config.parameters
+
+    @functools.cached_property
+    def completes_itself(self) -> bool:
+        """Whether the backend fills in what a listed tensor lacks: plans do, and Python models that want to."""
+        if self.backend != "python":
+            return self.backend == "tensorrt"
+        files = [self.model_file(folder) for folder in self.served.values()]
+        return any(b"def auto_complete_config" in _head(file) for file in files)
 
     @property
     def is_ensemble(self) -> bool:
@@ -192,10 +213,11 @@ class Model:
             return None, None  # said once, by the report
 
     def graph_files(self) -> list[Path]:
-        """The ONNX files of the served versions, newest first."""
+        """The ONNX files of the served versions, newest first; our own Python models have one, too."""
+        folders = list(reversed(self.served.values()))
         if self.backend == "onnxruntime":
-            return [self.model_file(path) for path in reversed(self.served.values())]
-        return []
+            return [self.model_file(folder) for folder in folders]
+        return [folder / "model.onnx" for folder in folders] if self.is_ours else []
 
     @functools.cached_property
     def max_batch(self) -> int:
@@ -245,13 +267,15 @@ class Model:
 
 def _parse(text: str) -> Any:
     """The message. Triton takes a space after a minus, and escapes of no character; Python's parser does not."""
-    try:
-        return text_format.Parse(text, ModelConfig())
-    except text_format.ParseError:
-        eased = _NO_CHARACTER.sub("?", _MINUS.sub("-", text))
-        if eased == text:
-            raise
-        return text_format.Parse(eased, ModelConfig())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the parser's own, about escapes
+        try:
+            return text_format.Parse(text, ModelConfig())
+        except text_format.ParseError:
+            eased = _NO_CHARACTER.sub("?", _MINUS.sub("-", text))
+            if eased == text:
+                raise
+            return text_format.Parse(eased, ModelConfig())
 
 
 def _folders(path: Path) -> Iterable[Path]:
@@ -260,6 +284,15 @@ def _folders(path: Path) -> Iterable[Path]:
         return sorted(each for each in path.iterdir() if each.is_dir())
     except OSError:
         return []
+
+
+def _head(file: Path) -> bytes:
+    """The beginning of a file, which may be missing."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(MAX_CONFIG_BYTES)
+    except OSError:
+        return b""
 
 
 def names_in(folder: Path) -> list[str]:

@@ -25,18 +25,28 @@ KNOWN_BACKENDS = _CONTAINER_BACKENDS | {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to be: with a GPU or without, of which release, and with which backends."""
+    """A server to be: with a GPU or without, of which release, and with which backends and repository agents.
+
+    ``release_is_given`` is False where nobody said which; what depends on one exact release is not judged then.
+    """
 
     gpu: bool
     release: TritonRelease
-    backends: frozenset[str] = _CONTAINER_BACKENDS
-    agents: frozenset[str] = frozenset({"checksum"})
+    backends: frozenset[str]
+    agents: frozenset[str]
+    release_is_given: bool
 
 
 def target(
-    kind: str = "auto", release_name: str = DEFAULT_RELEASE, backends: frozenset[str] | None = None
+    kind: str = "auto",
+    release_name: str | None = None,
+    *,
+    backends: frozenset[str] | None = None,
+    agents: frozenset[str] = frozenset({"checksum"}),
 ) -> Target:
     """Choose a target: ``cpu``, ``gpu``, or ``auto``, which asks whether this machine has an NVIDIA driver.
+
+    Backends and agents are those of NVIDIA's container image where nothing else is said.
 
     Raises:
         ConfigError: an unknown kind or release.
@@ -44,4 +54,10 @@ def target(
     if kind not in ("cpu", "gpu", "auto"):
         raise ConfigError(f"target {kind!r} is unknown", remedy="use cpu, gpu or auto")
     gpu = kind == "gpu" or (kind == "auto" and shutil.which("nvidia-smi") is not None)
-    return Target(gpu, release(release_name), backends or _CONTAINER_BACKENDS)
+    return Target(
+        gpu=gpu,
+        release=release(release_name or DEFAULT_RELEASE),
+        backends=backends or _CONTAINER_BACKENDS,
+        agents=agents,
+        release_is_given=release_name is not None,
+    )

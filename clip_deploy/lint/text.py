@@ -136,11 +136,9 @@ class Document:
         return lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else ""
 
     def corrected(self, written: Field, right: str) -> str:
-        """The line of a field with ``right`` in its place; ``right`` alone where the field spans several lines."""
-        line, indent = self.line(written.place.line), written.place.column - 1
-        if written.end.line != written.place.line:
-            return f"{line[:indent]}{right}"
-        return f"{line[:indent]}{right}{line[written.end.column - 1 :]}"
+        """The line of a field with ``right`` in its place; empty where nothing would be left of it."""
+        line, at = self.line(written.place.line), written.place.column - 1
+        return f"{line[:at]}{right}{line[written.end.column - 1 :]}".rstrip()
 
     def respelt(self, place: Place, wrong: str, right: str) -> str | None:
         """The line of ``place`` with one word for another."""
@@ -264,8 +262,11 @@ class _Reader:
                     self._complain("a comma without a value before it", token)
                 self._next += 1
                 expects_value = True
-            elif token.text in ("}", ":", ";") and token.kind == "mark":
+            elif token.text in ("}", ">", ":", ";") and token.kind == "mark":
                 break
+            elif token.text == "[" and token.kind == "mark":
+                self._complain("a list inside a list", token)
+                self._next += 1
             else:
                 if not expects_value:
                     self._complain("a comma is missing before this value", token)

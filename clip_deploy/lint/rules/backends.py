@@ -49,7 +49,7 @@ _MAX_CODE_BYTES = 4 * 2**20
     good='backend: "onnxruntime"',
 )
 def unknown_backend(model: Model, target: Target) -> Iterator[Hit]:
-    name = model.config.backend
+    name = model.backend
     if (
         not name
         or name in KNOWN_BACKENDS
@@ -148,8 +148,6 @@ def no_backend(model: Model, target: Target) -> Iterator[Hit]:
         return
     if not (model.is_parsed or not model.has_config):
         return
-    if not model.config.default_model_filename and "." in model.name:
-        return  # model.<backend>: a custom backend, by Triton's rule for names
     names = sorted({name for folder in model.served.values() for name in names_in(folder)})
     known = {file.rpartition(".")[2]: file for _, file in BACKEND_FILES.values()}
     alike = next((name for name in names if name.rpartition(".")[2] in known), None)
@@ -172,7 +170,7 @@ def no_backend(model: Model, target: Target) -> Iterator[Hit]:
 def code_does_not_compile(model: Model, target: Target) -> Iterator[Hit]:
     for path in _code(model):
         try:
-            _parsed(path)
+            _compiled(path)
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None)
             place = Place(line, max(getattr(error, "offset", None) or 1, 1)) if line else None
@@ -200,18 +198,32 @@ def code_without_a_model(model: Model, target: Target) -> Iterator[Hit]:
             tree = _parsed(path)
         except (SyntaxError, ValueError, OSError, RecursionError, MemoryError):
             continue
-        classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        names = {name for node in ast.walk(tree) for name in _bound(node)}
-        found = classes.get("TritonPythonModel")
-        if found is None:
-            if "TritonPythonModel" not in names and "*" not in names:
-                yield Hit("there is no class TritonPythonModel", file=path)
-        elif not found.bases and not _has_execute(found):
-            yield Hit(
-                "TritonPythonModel has no method execute",
-                Place(found.lineno, found.col_offset + 1),
-                file=path,
-            )
+        bound = dict(_bindings(tree))
+        found = bound.get("TritonPythonModel")
+        if _DYNAMIC & set(_names(tree)):
+            continue  # it may make anything of itself
+        if "TritonPythonModel" not in bound and "*" not in bound:
+            yield Hit("there is no class TritonPythonModel", file=path)
+        elif isinstance(found, ast.ClassDef) and not found.bases and not _has_execute(found):
+            place = Place(found.lineno, found.col_offset + 1)
+            yield Hit("TritonPythonModel has no method execute", place, file=path)
+
+
+@rule(
+    "CD309",
+    "tensors-not-named",
+    Severity.ERROR,
+    "A TorchScript file does not say what its inputs and outputs are, so the config must.",
+    bad=Example('backend: "pytorch"\noutput []', files={"1/model.pt": "1000 bytes"}),
+    good=Example('backend: "pytorch"', files={"1/model.pt": "1000 bytes"}),
+)
+def tensors_not_named(model: Model, target: Target) -> Iterator[Hit]:
+    config = model.config
+    if model.backend == "pytorch" and config.platform != "torch_aoti":
+        lacking = [side for side in ("input", "output") if not getattr(config, side)]
+        if lacking and model.served:
+            message = f"a PyTorch model needs its {' and '.join(lacking)} in the config"
+            yield Hit(message, model.place("backend") or model.place("platform"))
 
 
 @rule(
@@ -252,16 +264,37 @@ def unknown_runtime(model: Model, target: Target) -> Iterator[Hit]:
         yield model.hit(f"there is no runtime {name!r}", "runtime", right=right)
 
 
+# Names whose use means that reading the code does not show what it defines.
+_DYNAMIC = {"globals", "exec", "eval", "setattr", "__dict__"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 def _has_execute(node: ast.ClassDef) -> bool:
-    methods = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return any(isinstance(each, methods) and each.name == "execute" for each in ast.walk(node))
+    return "execute" in dict(_bindings(node))
 
 
-def _bound(node: ast.AST) -> list[str]:
-    """Names that a statement brings in: imports and assignments."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name for alias in node.names]
-    return [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else []
+def _bindings(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
+    """(name, what it stands for) of a module or a class; what functions bind inside themselves is not theirs."""
+    waiting: list[ast.AST] = list(node.body)
+    while waiting:
+        each = waiting.pop(0)
+        if isinstance(each, (*_FUNCTIONS, ast.ClassDef)):
+            yield each.name, each
+        elif isinstance(each, (ast.Import, ast.ImportFrom)):
+            yield from ((alias.asname or alias.name, each) for alias in each.names)
+        elif isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each.id, each
+        else:
+            waiting += ast.iter_child_nodes(each)
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    """Every name that is used, and every attribute that is set."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield "setattr" if node.attr == "execute" else node.attr
 
 
 def _code(model: Model) -> list[Path]:
@@ -272,7 +305,14 @@ def _code(model: Model) -> list[Path]:
 
 
 def _parsed(path: Path) -> ast.Module:
-    """The syntax tree; nothing is compiled or run."""
+    """The syntax tree; nothing is run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(path.read_bytes(), str(path))
+
+
+def _compiled(path: Path) -> None:
+    """Compile, which finds what the grammar alone lets pass; nothing is run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)

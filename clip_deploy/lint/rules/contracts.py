@@ -30,7 +30,7 @@ _HALF_SHARE = 0.5
     good=Example(),
 )
 def contract_incomplete(model: Model, target: Target) -> Iterator[Hit]:
-    if not _is_ours(model) or not (model.config.input and model.config.output):
+    if not model.is_ours or not (model.config.input and model.config.output):
         return
     try:
         _contract(model)
@@ -52,10 +52,10 @@ def contract_incomplete(model: Model, target: Target) -> Iterator[Hit]:
     good=Example(models={"clip_text_encoder": "text tower", "clip_image_encoder": "image tower"}),
 )
 def towers_disagree(model: Model, target: Target) -> Iterator[Hit]:
-    if model.name != Tower.TEXT.model_name or not _is_ours(model):
+    if model.name != Tower.TEXT.model_name or not model.is_ours:
         return
     other = model.repository.models.get(Tower.IMAGE.model_name)
-    if other is None or not _is_ours(other):
+    if other is None or not other.is_ours:
         return
     for key, what in (
         ("weights_sha256", "weights"),
@@ -85,7 +85,7 @@ def towers_disagree(model: Model, target: Target) -> Iterator[Hit]:
 )
 def manifest_disagrees(model: Model, target: Target) -> Iterator[Hit]:
     exported = _manifest(model)
-    if exported is None or not _is_ours(model):
+    if exported is None or not model.is_ours:
         return
     wanted = exported.contract.to_parameters()
     for key, value in wanted.items():
@@ -119,7 +119,7 @@ def beyond_what_was_checked(model: Model, target: Target) -> Iterator[Hit]:
     good=Example(models={"clip_image_encoder": "image tower"}),
 )
 def not_the_precision(model: Model, target: Target) -> Iterator[Hit]:
-    if not _is_ours(model) or _parameter(model, "precision") != "fp16" or model.graph is None:
+    if not model.is_ours or _parameter(model, "precision") != "fp16" or model.graph is None:
         return
     if model.graph.half_share < _HALF_SHARE:
         share = f"{model.graph.half_share:.0%} of its weights are FP16"
@@ -151,10 +151,6 @@ def manifest_damaged(model: Model, target: Target) -> Iterator[Hit]:
 
 def _claims_to_be_ours(head: bytes) -> bool:
     return b"exported-model" in head
-
-
-def _is_ours(model: Model) -> bool:
-    return f"{PREFIX}contract" in model.config.parameters
 
 
 def _parameter(model: Model, key: str) -> str:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from clip_deploy.lint.model import Model
     from clip_deploy.lint.target import Target
 
-_HEAD = """name: "clip_pipeline"
+HEAD = """name: "clip_pipeline"
 platform: "ensemble"
 max_batch_size: 8
 input { name: "raw" data_type: TYPE_FP32 dims: [ 3, 8, 8 ] }
 output { name: "embedding" data_type: TYPE_FP32 dims: [ 4 ] }
 """
-_STEP = """ensemble_scheduling { step {
+STEP = """ensemble_scheduling { step {
   model_name: "clip_image" model_version: -1
   input_map { key: "pixel_values" value: "raw" }
   output_map { key: "image_embeds" value: "embedding" }
@@ -29,17 +29,11 @@ _STEP = """ensemble_scheduling { step {
 """
 
 
-def _pipeline(old: str = "", new: str = "", head: str = _HEAD) -> Example:
+def pipeline(old: str = "", new: str = "", head: str = HEAD) -> Example:
     """An ensemble around the model of the examples, with one thing changed."""
     return Example(
-        models={"clip_pipeline": (head + _STEP).replace(old, new) if old else head + _STEP}
+        models={"clip_pipeline": (head + STEP).replace(old, new) if old else head + STEP}
     )
-
-
-def _nested(name: str) -> str:
-    """The step of an ensemble around another ensemble like it."""
-    step = _STEP.replace('"clip_image"', f'"{name}"')
-    return step.replace('"pixel_values"', '"raw"').replace('"image_embeds"', '"embedding"')
 
 
 @rule(
@@ -47,12 +41,12 @@ def _nested(name: str) -> str:
     "step-model-missing",
     Severity.ERROR,
     "A step names a model, or a version of it, that the repository does not serve.",
-    bad=_pipeline('model_name: "clip_image"', 'model_name: "clip_images"'),
-    good=_pipeline(),
+    bad=pipeline('model_name: "clip_image"', 'model_name: "clip_images"'),
+    good=pipeline(),
 )
 def step_model_missing(model: Model, target: Target) -> Iterator[Hit]:
     known = model.repository.models
-    for index, step in _steps(model):
+    for index, step in steps(model):
         name, version = step.model_name, step.model_version
         if name and name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -74,15 +68,15 @@ def step_model_missing(model: Model, target: Target) -> Iterator[Hit]:
     "step-incomplete",
     Severity.ERROR,
     "Every step has a model_name, an input_map and an output_map, and an ensemble has a step.",
-    bad=_pipeline('  output_map { key: "image_embeds" value: "embedding" }\n', ""),
-    good=_pipeline(),
+    bad=pipeline('  output_map { key: "image_embeds" value: "embedding" }\n', ""),
+    good=pipeline(),
 )
 def step_incomplete(model: Model, target: Target) -> Iterator[Hit]:
     if not model.config.HasField("ensemble_scheduling"):
         return
     if not model.config.ensemble_scheduling.step:
         yield Hit("the ensemble has no step", model.place("ensemble_scheduling"))
-    for index, step in _steps(model):
+    for index, step in steps(model):
         wanted = {
             "model_name": step.model_name,
             "input_map": step.input_map,
@@ -101,11 +95,11 @@ def step_incomplete(model: Model, target: Target) -> Iterator[Hit]:
     "step-tensor-unknown",
     Severity.ERROR,
     "A map's key is an input or output of the step's model.",
-    bad=_pipeline('key: "pixel_values"', 'key: "images"'),
-    good=_pipeline(),
+    bad=pipeline('key: "pixel_values"', 'key: "images"'),
+    good=pipeline(),
 )
 def step_tensor_unknown(model: Model, target: Target) -> Iterator[Hit]:
-    for index, step, member in _members(model):
+    for index, step, member in members(model):
         for side, mapping in (("input", step.input_map), ("output", step.output_map)):
             known = _tensors(member, side)
             for key in mapping:
@@ -125,12 +119,12 @@ def step_tensor_unknown(model: Model, target: Target) -> Iterator[Hit]:
         files={"1/model.onnx": "graph with two inputs"},
         config="input [ { name: 'pixel_values' data_type: TYPE_FP32 dims: [ 3, 8, 8 ] },\n"
         "        { name: 'mask' data_type: TYPE_FP32 dims: [ 4 ] } ]",
-        models={"clip_pipeline": _HEAD + _STEP},
+        models={"clip_pipeline": HEAD + STEP},
     ),
-    good=_pipeline(),
+    good=pipeline(),
 )
 def step_input_unmapped(model: Model, target: Target) -> Iterator[Hit]:
-    for index, step, member in _members(model):
+    for index, step, member in members(model):
         known = _tensors(member, "input")
         if set(step.input_map) - set(known):
             continue  # CD803 says it: most likely a wrong name for what is missing
@@ -141,70 +135,19 @@ def step_input_unmapped(model: Model, target: Target) -> Iterator[Hit]:
 
 
 @rule(
-    "CD805",
-    "ensemble-flow",
-    Severity.ERROR,
-    "Every tensor of an ensemble is written once, read somewhere, and reaches an output.",
-    bad=_pipeline('value: "raw"', 'value: "pixels"'),
-    good=_pipeline(),
-)
-def ensemble_flow(model: Model, target: Target) -> Iterator[Hit]:
-    if not model.config.HasField("ensemble_scheduling"):
-        return
-    steps = [step for _, step in _steps(model)]
-    written = [value for step in steps for value in step.output_map.values()]
-    read = {value for step in steps for value in step.input_map.values()}
-    inputs = [tensor.name for tensor in model.config.input]
-    outputs = [tensor.name for tensor in model.config.output]
-    place = model.place("ensemble_scheduling")
-    for name in sorted({name for name in written if written.count(name) > 1 or name in inputs}):
-        yield Hit(f"the tensor {name!r} is written twice", place)
-    for index, name in enumerate(inputs):
-        if name not in read and name not in outputs:
-            yield Hit(
-                f"the ensemble's input {name!r} is read by no step", model.place("input", index)
-            )
-    ready = _reached(steps, set(inputs))
-    for index, name in enumerate(outputs):
-        if name not in ready:
-            yield Hit(
-                f"the ensemble's output {name!r} is never written", model.place("output", index)
-            )
-    for name in sorted((set(written) | read) - set(outputs)):
-        if name not in ready and name in read:
-            yield Hit(f"the tensor {name!r} is read and never written", place)
-        elif name not in read:
-            yield Hit(f"the tensor {name!r} is written and never read", place)
-
-
-def _reached(steps: list[Any], ready: set[str]) -> set[str]:
-    """All tensors that come to exist, beginning with the ensemble's inputs."""
-    while True:
-        new = {
-            value
-            for step in steps
-            if set(step.input_map.values()) <= ready
-            for value in step.output_map.values()
-        }
-        if new <= ready:
-            return ready
-        ready = ready | new
-
-
-@rule(
     "CD806",
     "step-tensor-differs",
     Severity.ERROR,
     "Two models that share a tensor agree on its type and shape; -1 goes with everything.",
-    bad=_pipeline("TYPE_FP32 dims: [ 4 ]", "TYPE_FP16 dims: [ 4 ]"),
-    good=_pipeline(),
+    bad=pipeline("TYPE_FP32 dims: [ 4 ]", "TYPE_FP16 dims: [ 4 ]"),
+    good=pipeline(),
 )
 def step_tensor_differs(model: Model, target: Target) -> Iterator[Hit]:
     seen = {
         tensor.name: _Seen(model.name, tensor.data_type, _dims(tensor), model.max_batch > 0)
         for tensor in (*model.config.input, *model.config.output)
     }
-    for index, step, member in _members(model):
+    for index, step, member in members(model):
         for side, mapping in (("input", step.input_map), ("output", step.output_map)):
             known = _tensors(member, side)
             for key, name in mapping.items():
@@ -249,12 +192,12 @@ def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     "ensemble-batch",
     Severity.ERROR,
     "An ensemble batches no more rows than each of its models.",
-    bad=_pipeline("max_batch_size: 8", "max_batch_size: 32"),
-    good=_pipeline(),
+    bad=pipeline("max_batch_size: 8", "max_batch_size: 32"),
+    good=pipeline(),
 )
 def ensemble_batch(model: Model, target: Target) -> Iterator[Hit]:
     most = model.config.max_batch_size
-    for _, _, member in _members(model):
+    for _, _, member in members(model):
         if member.max_batch and member.max_batch < most:
             message = (
                 f"the ensemble batches {most}, its model {member.name} only {member.max_batch}"
@@ -267,8 +210,8 @@ def ensemble_batch(model: Model, target: Target) -> Iterator[Hit]:
     "ensemble-options",
     Severity.ERROR,
     "An ensemble has platform ensemble and ensemble_scheduling, and no instances, optimization or warmup of its own.",
-    bad=_pipeline(head=_HEAD + "instance_group { count: 1 }\n"),
-    good=_pipeline(),
+    bad=pipeline(head=HEAD + "instance_group { count: 1 }\n"),
+    good=pipeline(),
 )
 def ensemble_options(model: Model, target: Target) -> Iterator[Hit]:
     config, scheduled = model.config, model.config.HasField("ensemble_scheduling")
@@ -295,41 +238,13 @@ def ensemble_options(model: Model, target: Target) -> Iterator[Hit]:
             yield Hit(f"an ensemble has no {name} of its own", model.place(name))
 
 
-@rule(
-    "CD809",
-    "ensemble-cycle",
-    Severity.ERROR,
-    "Ensembles that contain one another never load.",
-    bad=Example(
-        models={
-            "clip_pipeline": _HEAD + _nested("other_pipeline"),
-            "other_pipeline": _HEAD.replace("clip_pipeline", "other_pipeline")
-            + _nested("clip_pipeline"),
-        }
-    ),
-    good=_pipeline(),
-)
-def ensemble_cycle(model: Model, target: Target) -> Iterator[Hit]:
-    reached, waiting = set(), [step.model_name for _, step in _steps(model)]
-    while waiting:
-        name = waiting.pop()
-        if name == model.name:
-            yield Hit(
-                "the ensemble contains itself, by way of others", model.place("ensemble_scheduling")
-            )
-            return
-        if name not in reached and name in model.repository.models:
-            reached.add(name)
-            waiting += [step.model_name for _, step in _steps(model.repository.models[name])]
-
-
-def _steps(model: Model) -> list[tuple[int, Any]]:
+def steps(model: Model) -> list[tuple[int, Any]]:
     return list(enumerate(model.config.ensemble_scheduling.step))
 
 
-def _members(model: Model) -> Iterator[tuple[int, Any, Model]]:
+def members(model: Model) -> Iterator[tuple[int, Any, Model]]:
     """(index, step, its model), for models that are there and can be read."""
-    for index, step in _steps(model):
+    for index, step in steps(model):
         member = model.repository.models.get(step.model_name)
         if member is not None and member.is_parsed:
             yield index, step, member

@@ -209,6 +209,8 @@ def graph_too_new(model: Model, target: Target) -> Iterator[Hit]:
     limits = target.release.onnx_limits()
     if limits is None:
         return
+    if model.backend != "onnxruntime":
+        return  # our Python models run it in an ONNX Runtime of their own
     for path, graph in _graphs(model):
         opset = graph.opsets.get("", graph.opsets.get("ai.onnx", 0))
         if graph.ir_version <= limits[0] and opset <= limits[1]:
@@ -260,7 +262,7 @@ def not_a_plan(model: Model, target: Target) -> Iterator[Hit]:
 )
 def plan_of_another_tensorrt(model: Model, target: Target) -> Iterator[Hit]:
     bounds = target.release.tensorrt_bounds()
-    if bounds is None:
+    if bounds is None or not target.release_is_given:
         return
     least, most = bounds
     known = (

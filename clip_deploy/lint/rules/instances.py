@@ -42,13 +42,17 @@ def gpu_on_cpu(model: Model, target: Target) -> Iterator[Hit]:
     "CD602",
     "gpus-without-gpu",
     Severity.ERROR,
-    "gpus belong to KIND_GPU; with KIND_CPU or KIND_MODEL Triton refuses them.",
+    "gpus belong to KIND_GPU and count from 0; with KIND_CPU or KIND_MODEL Triton refuses them.",
     bad="instance_group { kind: KIND_CPU gpus: [ 0 ] }",
     good="instance_group { kind: KIND_CPU }",
 )
 def gpus_without_gpu(model: Model, target: Target) -> Iterator[Hit]:
     for index, group in enumerate(model.config.instance_group):
-        if group.gpus and group.kind in (_KINDS.KIND_CPU, _KINDS.KIND_MODEL):
+        negative = [gpu for gpu in group.gpus if gpu < 0]
+        if negative:
+            place = model.place("instance_group", index, "gpus")
+            yield Hit(f"there is no GPU {negative[0]}", place)
+        elif group.gpus and group.kind in (_KINDS.KIND_CPU, _KINDS.KIND_MODEL):
             message = f"gpus {list(group.gpus)} with {_KINDS.Kind.Name(group.kind)}"
             yield model.hit(message, "instance_group", index, "gpus", right="")
 
@@ -98,7 +102,7 @@ def many_instances(model: Model, target: Target) -> Iterator[Hit]:
 def profile_without_plan(model: Model, target: Target) -> Iterator[Hit]:
     for index, group in enumerate(model.config.instance_group):
         wrong = [profile for profile in group.profile if not profile.isdecimal()]
-        if group.profile and model.backend != "tensorrt":
+        if group.profile and model.backend not in ("tensorrt", ""):
             yield Hit(
                 f"a profile for backend {model.backend}",
                 model.place("instance_group", index, "profile"),

@@ -70,6 +70,8 @@ def no_version(model: Model, target: Target) -> Iterator[Hit]:
         path.name for path in model.folder.iterdir() if path.name in _MODEL_FILES and path.is_file()
     ]
     hint = f"; {loose[0]} belongs into a folder named 1" if loose else ""
+    if model.name.startswith("."):
+        hint = "; every folder in a repository is a model to Triton, hidden ones too"
     yield Hit(
         f"no version that the policy allows: {there}{hint}",
         place,
@@ -90,13 +92,15 @@ def no_version(model: Model, target: Target) -> Iterator[Hit]:
 )
 def version_name(model: Model, target: Target) -> Iterator[Hit]:
     for folder in sorted(path for path in model.folder.iterdir() if path.is_dir()):
-        plain = re.fullmatch(r"0|[1-9]\d*", folder.name)
+        plain = re.fullmatch(r"0|[1-9][0-9]*", folder.name)
         if plain or not any((folder / file).exists() for file in _MODEL_FILES):
             continue
-        leading = re.match(r"\d+", folder.name)
-        if leading and not (model.folder / leading.group()).is_dir():
+        leading = re.match(r"\s*[-+]?([0-9]+)", folder.name)
+        if leading and not (model.folder / leading.group(1)).is_dir():
             continue  # CD106 says it
-        number = re.search(r"[1-9]\d*", folder.name)
+        if any(folder.samefile(version) for version in model.folders.values() if version.is_dir()):
+            continue  # reached by a link
+        number = re.search(r"[1-9][0-9]*", folder.name)
         fix = f"mv {model.name}/{folder.name} {model.name}/{number.group()}" if number else None
         yield Hit(
             f"the folder {folder.name} holds a model and is not loaded", file=folder, remedy=fix
@@ -146,9 +150,33 @@ def folder_name(model: Model, target: Target) -> Iterator[Hit]:
 )
 def version_number_with_rest(model: Model, target: Target) -> Iterator[Hit]:
     for version, folder in model.served.items():
-        if not folder.is_dir():
+        if version >= 2**63:
+            message = "a version beyond what a number can hold: the server ends"
+            yield Hit(message, file=model.folder)
+        elif not folder.is_dir():
             yield Hit(
                 f"version {version} is loaded from a folder named {version}, which is not there",
                 file=model.folder,
                 remedy=f"rename the folder that begins with {version} to {version}",
             )
+
+
+@rule(
+    "CD107",
+    "link-to-nowhere",
+    Severity.ERROR,
+    "Triton looks at everything in a model's folder and beside it; a link that leads nowhere stops it there.",
+    bad=Example(files={"notes.txt": "link to nowhere"}),
+    good=Example(),
+)
+def link_to_nowhere(model: Model, target: Target) -> Iterator[Hit]:
+    folders = [model.folder]
+    if model is next(iter(model.repository.models.values())):
+        folders.append(model.repository.path)  # said once
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() and not path.exists() and path.name != CONFIG:
+                whole = folder is not model.folder
+                message = f"{path.name} is a link that leads nowhere, and stops "
+                message += "the whole repository" if whole else "the model"
+                yield Hit(message, file=path)

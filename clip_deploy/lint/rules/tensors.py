@@ -26,16 +26,9 @@ SIDES = ("input", "output")
 )
 def tensor_incomplete(model: Model, target: Target) -> Iterator[Hit]:
     for side, index, tensor in tensors(model):
-        lacking = [
-            n
-            for n, has in (
-                ("name", tensor.name),
-                ("data_type", tensor.data_type),
-                ("dims", tensor.dims),
-            )
-            if not has
-        ]
-        if lacking:
+        needed = {"name": tensor.name, "data_type": tensor.data_type, "dims": tensor.dims}
+        lacking = [field for field, value in needed.items() if not value]
+        if lacking and not (tensor.name and model.completes_itself):
             yield Hit(f"this {side} lacks {' and '.join(lacking)}", model.place(side, index))
 
 
