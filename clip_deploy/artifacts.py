@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 64 * 2**20
 REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
 
@@ -124,13 +125,13 @@ class ExportedModel:
         """
         path = directory / MANIFEST
         remedy = f"run clip-deploy export again with --out {directory.parent}"
+        if not path.is_file():
+            raise ConfigError(f"{directory} holds no exported model (no {MANIFEST})", remedy=remedy)
         try:
+            if path.stat().st_size > _MAX_MANIFEST_BYTES:
+                raise ValueError(f"{path.stat().st_size:,} bytes are no manifest")
             data = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{directory} holds no exported model (no {MANIFEST})", remedy=remedy
-            ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path} cannot be read: {error}", remedy=remedy) from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ConfigError(f"{path} does not follow schema {SCHEMA}", remedy=remedy)

@@ -10,7 +10,6 @@ from tritonclient.grpc import (
     InferenceServerClient,
     InferInput,
     InferRequestedOutput,
-    model_config_pb2,
 )
 from tritonclient.utils import InferenceServerException
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import NDArray
+
+    from clip_deploy.triton_schema import ModelConfig
 
 # numpy's name of a dtype → Triton's.
 _TRITON_DTYPES = {
@@ -78,7 +79,7 @@ class Connection:
             models = self._client.get_model_repository_index(client_timeout=self.timeout_s).models
         return {f"{m.name}:{m.version or '-'}": m.state or m.reason or "UNKNOWN" for m in models}
 
-    def config(self, model: str, version: str = "") -> model_config_pb2.ModelConfig:
+    def config(self, model: str, version: str = "") -> ModelConfig:
         """A model's configuration as the server completed it."""
         with self._translated(model):
             return self._client.get_model_config(

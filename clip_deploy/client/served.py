@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tritonclient.grpc import model_config_pb2
 
 from clip_deploy.contract import PREFIX, Contract, unpack
 from clip_deploy.errors import ConfigError, ServerError
 from clip_deploy.inputs.texts import TextTokenizer
 from clip_deploy.spec import DTYPES, TensorSpec
+from clip_deploy.triton_schema import DataType, ModelConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ class ServedModel:
     tokenizer: TextTokenizer | None
 
     @classmethod
-    def from_config(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
+    def from_config(cls, config: ModelConfig) -> ServedModel:
         """Read what ``render-config`` wrote into the model's parameters.
 
         Raises:
@@ -80,7 +80,7 @@ class ServedModel:
 
 
 def _spec(tensor: Any, max_batch: int) -> TensorSpec:
-    dtype = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    dtype = DataType.Name(tensor.data_type).removeprefix("TYPE_")
     dims = tuple(tensor.dims)[0 if max_batch else 1 :]
     if dtype not in DTYPES or not dims:
         raise ConfigError(

@@ -11,12 +11,12 @@ from google.protobuf import text_format
 
 from clip_deploy.contract import PREFIX
 from clip_deploy.lint import graph as graphs
+from clip_deploy.lint.disk import MAX_TEXT_BYTES, folders, head, names_in
 from clip_deploy.lint.findings import Hit
 from clip_deploy.lint.text import Document, Field, Place, read
 from clip_deploy.triton_schema import ModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from clip_deploy.lint.graph import Graph
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 CONFIG = "config.pbtxt"
 # Folders of a model that are no versions.
 _NO_VERSIONS = {"warmup", "initial_state", "configs"}
-# A configuration larger than this is not one.
-MAX_CONFIG_BYTES = 64 * 2**20
 # Strings longer than this (a tokenizer, say) are not shown to the schema's parser, which is slow on them.
 _LONG_STRING = re.compile(r'"[^"\\\n]{4096,}"')
 _NO_CHARACTER = re.compile(r"\\(?:[4-7][0-7]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2})")
@@ -55,7 +53,7 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.models = {folder.name: Model(folder, self) for folder in _folders(path)}
+        self.models = {folder.name: Model(folder, self) for folder in folders(path)}
 
 
 class Model:
@@ -77,12 +75,8 @@ class Model:
     @functools.cached_property
     def config_bytes(self) -> bytes | None:
         """The file's content; None where there is none, where it cannot be read, and where it is far too large."""
-        try:
-            if self.config_path.stat().st_size > MAX_CONFIG_BYTES:
-                return None
-            return self.config_path.read_bytes()
-        except OSError:
-            return None
+        data = head(self.config_path, MAX_TEXT_BYTES + 1)
+        return None if data is None or len(data) > MAX_TEXT_BYTES else data
 
     @functools.cached_property
     def has_config(self) -> bool:
@@ -121,7 +115,7 @@ class Model:
         just that number.
         """
         found = {}
-        for folder in _folders(self.folder):
+        for folder in folders(self.folder):
             name = folder.name
             number = re.match(r"\s*[-+]?[0-9]+", name)
             if name in _NO_VERSIONS or number is None or (len(name) > 1 and name.startswith("0")):
@@ -154,7 +148,7 @@ class Model:
         names = {file: backend for backend, (_, file) in BACKEND_FILES.items()}
         if config.default_model_filename:
             return names.get(config.default_model_filename, "")
-        first = next(iter(sorted(_folders(self.folder))), None)
+        first = next(iter(sorted(folders(self.folder))), None)
         present = names_in(first) if first else []
         found = next((backend for file, backend in names.items() if file in present), "")
         return found or self.name.partition(".")[2]  # model.<backend>: a custom backend
@@ -170,7 +164,7 @@ class Model:
         if self.backend != "python":
             return self.backend == "tensorrt"
         files = [self.model_file(folder) for folder in self.served.values()]
-        return any(b"def auto_complete_config" in _head(file) for file in files)
+        return any(b"def auto_complete_config" in (head(file) or b"") for file in files)
 
     @property
     def is_ensemble(self) -> bool:
@@ -276,28 +270,3 @@ def _parse(text: str) -> Any:
             if eased == text:
                 raise
             return text_format.Parse(eased, ModelConfig())
-
-
-def _folders(path: Path) -> Iterable[Path]:
-    """Folders inside a folder, links to folders included, in order of their names."""
-    try:
-        return sorted(each for each in path.iterdir() if each.is_dir())
-    except OSError:
-        return []
-
-
-def _head(file: Path) -> bytes:
-    """The beginning of a file, which may be missing."""
-    try:
-        with file.open("rb") as opened:
-            return opened.read(MAX_CONFIG_BYTES)
-    except OSError:
-        return b""
-
-
-def names_in(folder: Path) -> list[str]:
-    """What lies in a folder, in order; nothing where it is no folder, or may not be read."""
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []

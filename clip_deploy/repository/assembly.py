@@ -24,10 +24,9 @@ from clip_deploy.repository.rendering import WARMUP_FOLDER, parse_config, render
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tritonclient.grpc import model_config_pb2
-
     from clip_deploy.artifacts import EngineBuild
     from clip_deploy.spec import ServingSpec
+    from clip_deploy.triton_schema import ModelConfig
 
 CONFIG = "config.pbtxt"
 FIRST = "1"
@@ -83,7 +82,7 @@ def read(path: Path) -> ModelRepository:
     return ModelRepository(path, models)
 
 
-def read_config(folder: Path) -> model_config_pb2.ModelConfig:
+def read_config(folder: Path) -> ModelConfig:
     """The config of one model's folder; empty where there is none and Triton completes it itself."""
     path = folder / CONFIG
     if not path.is_file():

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 from google.protobuf import text_encoding, text_format
-from tritonclient.grpc import model_config_pb2
 
 from clip_deploy import __version__
 from clip_deploy.contract import PREFIX, pack
 from clip_deploy.errors import ConfigError
 from clip_deploy.resources import templates_dir
+from clip_deploy.triton_schema import DataType, ModelConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,14 +174,8 @@ def _judge(text: str, build: EngineBuild, max_batch: int) -> None:
         config.name,
         config.backend,
         config.max_batch_size,
-        [
-            (t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims))
-            for t in config.input
-        ],
-        [
-            (t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims))
-            for t in config.output
-        ],
+        [(t.name, DataType.Name(t.data_type), tuple(t.dims)) for t in config.input],
+        [(t.name, DataType.Name(t.data_type), tuple(t.dims)) for t in config.output],
     )
     for what, wanted, got in zip(
         ("name", "backend", "max_batch_size", "input", "output"), expected, found
@@ -197,14 +191,14 @@ def _told(tensor: TensorSpec, batch: tuple[int, ...]) -> tuple[str, str, tuple[i
     return tensor.name, f"TYPE_{tensor.dtype}", batch + tensor.shape
 
 
-def parse_config(text: str, place: object) -> model_config_pb2.ModelConfig:
+def parse_config(text: str, place: object) -> ModelConfig:
     """config.pbtxt as a message.
 
     Raises:
         ConfigError: Triton would not read it; with line and column.
     """
     try:
-        return text_format.Parse(text, model_config_pb2.ModelConfig())
+        return text_format.Parse(text, ModelConfig())
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         what = str(error).partition(" : ")[2] or str(error)

@@ -7,8 +7,9 @@ import difflib
 import warnings
 from typing import TYPE_CHECKING
 
+from clip_deploy.lint.disk import names_in
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.lint.model import BACKEND_FILES, names_in
+from clip_deploy.lint.model import BACKEND_FILES
 from clip_deploy.lint.target import KNOWN_BACKENDS
 from clip_deploy.lint.text import Place
 

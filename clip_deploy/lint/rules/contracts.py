@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clip_deploy.artifacts import MANIFEST, ExportedModel
 from clip_deploy.contract import PREFIX, Contract
 from clip_deploy.errors import ConfigError
+from clip_deploy.lint.disk import head
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.spec import TensorSpec, Tower
 from clip_deploy.triton_schema import DataType
@@ -137,7 +138,7 @@ def not_the_precision(model: Model, target: Target) -> Iterator[Hit]:
 def manifest_damaged(model: Model, target: Target) -> Iterator[Hit]:
     for folder in model.served.values():
         path = folder / MANIFEST
-        if not path.is_file() or not _claims_to_be_ours(path.read_bytes()[:4096]):
+        if not _claims_to_be_ours(head(path, 4096) or b""):
             continue
         try:
             ExportedModel.read(folder)
@@ -149,8 +150,8 @@ def manifest_damaged(model: Model, target: Target) -> Iterator[Hit]:
             )
 
 
-def _claims_to_be_ours(head: bytes) -> bool:
-    return b"exported-model" in head
+def _claims_to_be_ours(beginning: bytes) -> bool:
+    return b"exported-model" in beginning
 
 
 def _parameter(model: Model, key: str) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from clip_deploy.lint import graph as graphs
 from clip_deploy.lint import plan as plans
+from clip_deploy.lint.disk import head, names_in
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.lint.model import names_in
 from clip_deploy.releases import first_that_reads
 
 if TYPE_CHECKING:
@@ -300,13 +300,7 @@ def _plans(model: Model) -> list[Path]:
 
 
 def _is_pointer(path: Path) -> bool:
-    try:
-        if path.stat().st_size > 1024:
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_POINTER)) == _POINTER
-    except OSError:
-        return False
+    return head(path, len(_POINTER)) == _POINTER
 
 
 def _is_outside(location: str) -> bool:

@@ -6,8 +6,8 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.lint.disk import MAX_TEXT_BYTES
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.lint.model import MAX_CONFIG_BYTES
 from clip_deploy.lint.text import Block, Field, Place, Problem, Scalar
 from clip_deploy.triton_schema import ModelConfig
 
@@ -194,10 +194,10 @@ def key_given_twice(model: Model, target: Target) -> Iterator[Hit]:
 def unreadable(model: Model, target: Target) -> Iterator[Hit]:
     if not model.has_config or model.config_bytes is not None:
         return
-    if model.config_path.is_file() and model.config_path.stat().st_size > MAX_CONFIG_BYTES:
+    if model.config_path.is_file() and model.config_path.stat().st_size > MAX_TEXT_BYTES:
         yield Hit(f"{model.config_path.stat().st_size:,} bytes are no configuration")
     else:
-        yield Hit("the file cannot be read: it is a folder, or its permissions forbid it")
+        yield Hit("the file cannot be read: it is no file, or its permissions forbid it")
 
 
 def _is_strange(model: Model) -> bool:
