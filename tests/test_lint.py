@@ -385,3 +385,21 @@ def test_nothing_in_a_repository_is_executed(tmp_path: Path):
     )
     lint([repository], CPU)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_right"), [("-1", True), ("1", True), ("2", False), ("0", False), (None, False)]
+)
+def test_a_step_names_a_version_that_is_served(version: str | None, is_right: bool, tmp_path: Path):
+    """A step without model_version asks for version 0, which no model has: seen on a real server."""
+    from clip_deploy.lint.rules.ensembles import HEAD, STEP
+
+    repository = _repository(tmp_path)
+    folder = repository / "clip_pipeline"
+    (folder / "1").mkdir(parents=True)
+    step = STEP.replace(" model_version: -1", f" model_version: {version}" if version else "")
+    (folder / "config.pbtxt").write_text(HEAD + step)
+    report = lint([repository], CPU, select=["CD801"])
+    assert (not report.findings) == is_right
+    for finding in report.findings:
+        assert "model_version: -1" in (finding.fix or finding.remedy or "")

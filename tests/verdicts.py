@@ -39,6 +39,7 @@ def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, b
         connection = http.client.HTTPConnection(handle.host, handle.ports.http, timeout=10)
         connection.request("POST", "/v2/repository/index")
         answer = json.loads(connection.getresponse().read())
+        connection.close()  # an open one keeps the server from ending
     finally:
         handle.stop()
     rows = answer if isinstance(answer, list) else []  # else it could not even list the folder

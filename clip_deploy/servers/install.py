@@ -179,12 +179,15 @@ def _unpack(wheel: Path, target: Path) -> None:
 
 
 def _link_backend(triton: Path, version: str) -> None:
-    """A backend folder for one Python: the wheel's files beside the stub of that version."""
+    """A backend folder for one Python: the wheel's files beside the stub of that version.
+
+    Hard links, since Triton resolves symbolic ones and then finds a library outside its backend's folder.
+    """
     backend = triton / f"backends-{version}" / "python"
     backend.mkdir(parents=True)
     stub = triton / "python_backend_stubs" / version / "triton_python_backend_stub"
     for file in (*(triton / "backends" / "python").iterdir(), stub):
-        (backend / file.name).symlink_to(Path("../..") / file.relative_to(triton))
+        (backend / file.name).hardlink_to(file)
 
 
 def _damaged(folder: Path) -> list[str]:

@@ -55,12 +55,12 @@ def step_model_missing(model: Model, target: Target) -> Iterator[Hit]:
             yield model.hit(
                 message, "ensemble_scheduling", "step", index, "model_name", right=right
             )
-        elif name and version > 0 and version not in known[name].served:
+        elif name and version != -1 and version not in known[name].served:
             served = ", ".join(map(str, known[name].served)) or "none"
-            yield Hit(
-                f"{name} serves version {served}, the step asks for {version}",
-                model.place("ensemble_scheduling", "step", index, "model_version"),
-            )
+            path = ("ensemble_scheduling", "step", index, "model_version")
+            asked = version if model.fields(*path) else "0, as none is written; -1 is the newest"
+            message = f"{name} serves version {served}, the step asks for {asked}"
+            yield model.hit(message, *path, right="model_version: -1")
 
 
 @rule(

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from clip_deploy.lint.target import Target
 
 _FORK = """ensemble_scheduling { step [
-  { model_name: "clip_image" input_map { key: "pixel_values" value: "raw" }
+  { model_name: "clip_image" model_version: -1 input_map { key: "pixel_values" value: "raw" }
     output_map { key: "image_embeds" value: "embedding" } },
-  { model_name: "clip_image" input_map { key: "pixel_values" value: "raw" }
+  { model_name: "clip_image" model_version: -1 input_map { key: "pixel_values" value: "raw" }
     output_map { key: "image_embeds" value: "other" } }
 ] }
 output { name: "other" data_type: TYPE_FP32 dims: [ 4 ] }
