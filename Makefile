@@ -39,8 +39,9 @@ check: setup ## formatting, lint and types
 bless: setup ## rewrite golden files and generated docs
 	$(BIN)/python -m pytest --bless -q tests/test_rendering.py tests/test_docs.py
 
-bench: setup ## the ratios of benchmarks/main_path.py
+bench: setup ## the ratios of benchmarks/
 	$(BIN)/python benchmarks/main_path.py
+	$(BIN)/python benchmarks/lint.py
 
 clean: ## remove what was built here, but not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

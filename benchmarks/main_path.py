@@ -13,9 +13,6 @@ A figure is the median of its repeats, with the least and the greatest. Exit cod
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -23,38 +20,13 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from figures import Figure, figure, peak, report
 
 MODEL = "ViT-B-32"
 USERS = 32
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One ratio and its bar; ``parts`` are what it was made of."""
-
-    name: str
-    ratio: float
-    least: float
-    greatest: float
-    bar: str
-    holds: bool
-    parts: dict[str, float]
-
-
-def _figure(
-    name: str, ratios: list[float], bar: float, at_most: bool, parts: dict[str, float]
-) -> Figure:
-    middle = statistics.median(ratios)
-    holds = middle <= bar if at_most else middle >= bar
-    return Figure(
-        name, middle, min(ratios), max(ratios), f"{'≤' if at_most else '≥'} {bar:g}", holds, parts
-    )
 
 
 def startup(repeats: int = 11) -> list[Figure]:
@@ -66,7 +38,7 @@ def startup(repeats: int = 11) -> list[Figure]:
         "import_typer_s": statistics.median(b for _, b in pairs),
     }
     return [
-        _figure("clip-deploy --help ÷ import typer", [a / b for a, b in pairs], 2.5, True, parts)
+        figure("clip-deploy --help ÷ import typer", [a / b for a, b in pairs], 2.5, True, parts)
     ]
 
 
@@ -78,20 +50,20 @@ def _seconds(command: list[str]) -> float:
 
 def memory(build: Path) -> list[Figure]:
     """Each tower in a process of its own; the kernel's high-water mark of resident memory."""
-    bare = _peak("import torch, open_clip")
+    bare = peak("import torch, open_clip")
     figures = []
     for tower in ("image", "text"):
         code = (
             "from pathlib import Path; from clip_deploy.export import export; from clip_deploy.spec import *;"
             f"export(EncoderSpec({MODEL!r}, 'random', towers=(Tower({tower!r}),)), Path({str(build / 'memory')!r}))"
         )
-        peak = _peak(code)
+        highest = peak(code)
         weights = (build / "memory" / f"clip_{tower}_encoder" / "model.onnx").stat().st_size / 2**20
-        parts = {"peak_mb": peak, "bare_import_mb": bare, "weights_mb": weights}
+        parts = {"peak_mb": highest, "bare_import_mb": bare, "weights_mb": weights}
         figures.append(
-            _figure(
+            figure(
                 f"memory of exporting the {tower} tower ÷ its weights",
-                [(peak - bare) / weights],
+                [(highest - bare) / weights],
                 4,
                 True,
                 parts,
@@ -99,15 +71,6 @@ def memory(build: Path) -> list[Figure]:
         )
     shutil.rmtree(build / "memory")
     return figures
-
-
-def _peak(code: str) -> float:
-    """Peak resident memory of a Python process, in MB."""
-    report = "\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
-    done = subprocess.run(
-        [sys.executable, "-c", code + report], check=True, capture_output=True, text=True
-    )
-    return float(done.stdout.splitlines()[-1])
 
 
 def throughput(build: Path, seconds: float = 12.0, repeats: int = 3) -> list[Figure]:
@@ -139,7 +102,7 @@ def throughput(build: Path, seconds: float = 12.0, repeats: int = 3) -> list[Fig
         after = raw(best, seconds)
         ratios.append(served / ((before + after) / 2))
         parts |= {"raw_images_per_s": (before + after) / 2, "served_images_per_s": served}
-    return [_figure(f"served ÷ raw ONNX Runtime, {USERS} users", ratios, 0.93, False, parts)]
+    return [figure(f"served ÷ raw ONNX Runtime, {USERS} users", ratios, 0.93, False, parts)]
 
 
 def _raw_session(graph: Path, inputs: np.ndarray):
@@ -196,15 +159,6 @@ def _served(connection, reference, agreement, seconds: float) -> float:
     return rate
 
 
-def _machine() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next(
-        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
-    return f"{name}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -219,23 +173,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen:
             figures += startup() if name == "startup" else globals()[name](Path(folder))
-    table = Table("ratio", "median", "least–greatest", "bar", "", "made of", title=_machine())
-    for f in figures:
-        parts = ", ".join(f"{key} {value:.4g}" for key, value in f.parts.items())
-        table.add_row(
-            f.name,
-            f"{f.ratio:.2f}",
-            f"{f.least:.2f}–{f.greatest:.2f}",
-            f.bar,
-            "✓" if f.holds else "✗",
-            parts,
-        )
-    Console().print(table)
-    if arguments.json:
-        Path(arguments.json).write_text(
-            json.dumps({"machine": _machine(), "figures": [asdict(f) for f in figures]}, indent=2)
-        )
-    return 0 if all(f.holds for f in figures) else 1
+    return report(figures, arguments.json)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize(
     "command",
-    ["export", "render-config", "serve", "smoke-test", "doctor", "server", "server install"],
+    [
+        *("export", "render-config", "lint", "serve", "smoke-test", "doctor"),
+        *("server", "server install"),
+    ],
 )
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):
     assert main([*command.split(), "--help"]) == 0

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "model_repository" / "README.md"]
 )
-COMMANDS = ("", "export", "render-config", "serve", "server install", "smoke-test", "doctor")
+COMMANDS = (
+    *("", "export", "render-config", "lint", "serve", "server install", "smoke-test", "doctor"),
+)
 
 
 def _reference() -> str:
@@ -66,6 +68,15 @@ def test_the_command_reference_is_what_help_says(bless: bool):
     if bless:
         page.write_text(_reference(), "utf-8")
     assert page.read_text("utf-8") == _reference(), "run make bless"
+
+
+def test_the_linters_page_is_what_the_rules_say(bless: bool):
+    from clip_deploy.lint.explain import page as written
+
+    page = ROOT / "docs" / "lint.md"
+    if bless:
+        page.write_text(written(), "utf-8")
+    assert page.read_text("utf-8") == written(), "run make bless"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -119,7 +130,7 @@ def test_the_layers_on_the_map_are_those_of_the_test():
     table = page.partition("## 2.")[2].partition("## 3.")[0]
     named = set(
         re.findall(
-            r"`([a-z]+)/?`",
+            r"`([a-z_]+)/?`",
             "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `")),
         )
     )

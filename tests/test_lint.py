@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from clip_deploy.lint.text import read
 
 from . import factories
 from .lint_examples import CONFIG, POINTER, build, merged
+from .published import PUBLISHED, write
 
 pytest.importorskip("onnx")
 
@@ -403,3 +405,11 @@ def test_a_step_names_a_version_that_is_served(version: str | None, is_right: bo
     assert (not report.findings) == is_right
     for finding in report.findings:
         assert "model_version: -1" in (finding.fix or finding.remedy or "")
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_examples_have_no_error(name: str, tmp_path: Path):
+    repository = write(tmp_path / "model_repository", PUBLISHED[name])
+    report = lint([repository], CPU, run=importlib.util.find_spec("onnxruntime") is not None)
+    assert not _codes(report, Severity.ERROR), report.findings
+    assert len(report.models) == len(PUBLISHED[name])

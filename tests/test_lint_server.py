@@ -11,6 +11,7 @@ import pytest
 from clip_deploy.lint import RULES, Severity
 
 from .lint_examples import PYTHON, build
+from .published import PUBLISHED, write
 from .verdicts import verdicts
 
 pytestmark = pytest.mark.server
@@ -42,7 +43,12 @@ NOT_HERE = {
 
 
 # Rules whose good example needs what the embedded server has not.
-GOOD_ELSEWHERE = {"CD302": "ONNX Runtime", "CD307": "a repository agent", "CD308": "ONNX Runtime"}
+GOOD_ELSEWHERE = {
+    "CD302": "ONNX Runtime",
+    "CD307": "a repository agent",
+    "CD308": "ONNX Runtime",
+    "CD310": "an environment on the server",
+}
 
 
 def _stand_in(repository: Path, prefix: str, into: Path) -> list[str]:
@@ -86,6 +92,22 @@ def test_triton_refuses_every_errors_bad_example_and_takes_the_good_one(kind: st
     else:
         wrong = [code for code, names in models.items() if not all(ready[name] for name in names)]
     assert not wrong
+
+
+def test_triton_serves_the_published_examples(tmp_path: Path):
+    repository = tmp_path / "model_repository"
+    repository.mkdir()
+    names: list[str] = []
+    for number, models in enumerate(PUBLISHED.values()):
+        configured = {name: model for name, model in models.items() if model.config is not None}
+        built = write(tmp_path / str(number), configured)
+        for config in built.glob("*/config.pbtxt"):  # platforms have no stand-in, backends do
+            text = config.read_text("utf-8")
+            text = text.replace('platform: "onnxruntime_onnx"', 'backend: "onnxruntime"')
+            config.write_text(text, "utf-8")
+        names += _stand_in(built, f"published_{number}_", repository)
+    ready = verdicts(repository, tmp_path / "triton.log")
+    assert {name for name in names if not ready[name]} == set()
 
 
 def test_the_configs_are_still_judged_as_they_were(tmp_path: Path):

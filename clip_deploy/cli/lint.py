@@ -36,6 +36,10 @@ def lint(
             help="The server's release. Without it, graphs are held against 24.10, and plans' versions are left alone.",
         ),
     ] = None,
+    backend: Annotated[
+        Optional[list[str]],
+        typer.Option(metavar="NAME", help="One more backend that the server has. May be repeated."),
+    ] = None,
     format_: Annotated[
         str, typer.Option("--format", metavar="|".join(_FORMATS), help="How to say it.")
     ] = "text",
@@ -78,7 +82,7 @@ def lint(
         raise ConfigError(f"--format {format_!r} is unknown", remedy=f"use {', '.join(_FORMATS)}")
     report = judge(
         repositories,
-        make_target(target, triton_release),
+        make_target(target, triton_release, more=backend or ()),
         select=_codes(select),
         ignore=_codes(ignore),
         run=run,

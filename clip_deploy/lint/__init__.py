@@ -105,6 +105,7 @@ def lint(
             kept, dropped = _lint_model(model, target, chosen)
             findings += kept
             suppressed += dropped
+            model.forget()
     return LintReport(
         tuple(findings), tuple(judged), suppressed, tuple(_unseen(backends, run=run, target=target))
     )

@@ -7,6 +7,7 @@ ONNX Runtime infers them; what the file merely declares is believed only where i
 from __future__ import annotations
 
 import functools
+import hashlib
 import mmap
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -94,8 +95,6 @@ def read(path: Path) -> Graph:
 
 @functools.lru_cache(maxsize=4096)
 def _read(device: int, inode: int, size: int, changed: int, path: str) -> Graph:
-    import onnx
-
     if size == 0:
         raise Unreadable("is empty")
     with (
@@ -111,6 +110,19 @@ def _read(device: int, inode: int, size: int, changed: int, path: str) -> Graph:
             raise Unreadable(f"is not a complete ONNX file: {error}") from error
         finally:
             view.release()
+    digest = hashlib.sha256(structure).digest()
+    if digest not in _known:
+        _known[digest] = _understood(structure)
+    return _known[digest]
+
+
+# What is known of structures. Models that differ in their weights alone, as versions of one do, share theirs.
+_known: dict[bytes, Graph] = {}
+
+
+def _understood(structure: bytes) -> Graph:
+    import onnx
+
     try:
         model = onnx.load_from_string(structure)
     except Exception as error:  # protobuf's DecodeError, by whichever implementation
@@ -155,17 +167,14 @@ def _graph_structure(graph: memoryview) -> bytes:
 
 
 def _tensor_head(tensor: memoryview) -> bytes:
-    out = bytearray()
-    for number, kind, start, end in fields(tensor):
+    """A tensor's bytes, copied in stretches between its values."""
+    out, copied, begin = bytearray(), 0, 0
+    for number, _, _, end in fields(tensor):
         if number in _TENSOR_VALUES:
-            continue
-        if kind == LENGTH:
-            out += delimited(number, bytes(tensor[start:end]))
-        else:
-            out += encoded(number << 3 | kind) + (
-                encoded(start) if kind == 0 else bytes(tensor[start:end])
-            )
-    return bytes(out)
+            out += tensor[copied:begin]
+            copied = end
+        begin = end
+    return bytes(out + tensor[copied:])
 
 
 def _graph(model: Any, onnx: Any) -> Graph:

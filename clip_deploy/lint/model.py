@@ -68,6 +68,11 @@ class Model:
         self.name = folder.name
         self.repository = repository
 
+    def forget(self) -> None:
+        """Drop what was read; it is read again where another model asks for it. Keeps large repositories small."""
+        for name in vars(self).keys() - {"folder", "name", "repository"}:
+            delattr(self, name)
+
     @property
     def config_path(self) -> Path:
         return self.folder / CONFIG
@@ -222,6 +227,26 @@ class Model:
         tensors = [*self.graph.inputs.values(), *self.graph.outputs.values()]
         can_batch = all(tensor.shape and tensor.shape[0] == -1 for tensor in tensors)
         return 4 if can_batch else 0
+
+    def parameter(self, key: str) -> str:
+        """The text of a parameter; empty where it is not given."""
+        given = self.config.parameters
+        return str(given[key].string_value) if key in given else ""
+
+    @functools.cached_property
+    def written_parameters(self) -> dict[str, int]:
+        """Key → which of the ``parameters`` in the text it is."""
+        blocks = [b for field in self.document.root.all("parameters") for b in field.blocks()]
+        keys = [(index, block.first("key")) for index, block in enumerate(blocks)]
+        return {
+            key.scalars()[0].string: index
+            for index, key in keys
+            if key is not None and key.scalars()
+        }
+
+    def parameter_place(self, key: str) -> Place | None:
+        """Where a parameter was written; where the first one was, if this one was not."""
+        return self.place("parameters", self.written_parameters.get(key, 0))
 
     def fields(self, *path: str | int) -> list[Field]:
         """Where a field was written, as ``("input", 0, "dims")``; numbers count the messages of a repeated field."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from clip_deploy.errors import ConfigError
 from clip_deploy.releases import DEFAULT_RELEASE, TritonRelease, release
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Backends in NVIDIA's image; on a machine without GPU the first loads nothing.
 _CONTAINER_BACKENDS = frozenset(
@@ -43,10 +47,12 @@ def target(
     *,
     backends: frozenset[str] | None = None,
     agents: frozenset[str] = frozenset({"checksum"}),
+    more: Iterable[str] = (),
 ) -> Target:
     """Choose a target: ``cpu``, ``gpu``, or ``auto``, which asks whether this machine has an NVIDIA driver.
 
-    Backends and agents are those of NVIDIA's container image where nothing else is said.
+    Backends and agents are those of NVIDIA's container image where nothing else is said; ``more`` are backends beside
+    them.
 
     Raises:
         ConfigError: an unknown kind or release.
@@ -57,7 +63,7 @@ def target(
     return Target(
         gpu=gpu,
         release=release(release_name or DEFAULT_RELEASE),
-        backends=backends or _CONTAINER_BACKENDS,
+        backends=(backends or _CONTAINER_BACKENDS) | frozenset(more),
         agents=agents,
         release_is_given=release_name is not None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 32
 
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\n\f\v]+)
-    |(?P<comment>\#[^\n]*)
+    r"""[ \t\r\n\f\v]*(?:
+    (?P<comment>\#[^\n]*)
     |(?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\\\n]*(?:\\.[^'\\\n]*)*')
     |(?P<word>[A-Za-z_][A-Za-z0-9_.]*)
     |(?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[fF]?))
     |(?P<mark>[{}\[\]<>:,;-])
-    |(?P<other>.)""",
+    |(?P<other>[^ \t\r\n\f\v])|\Z)""",
     re.VERBOSE | re.DOTALL,
 )
+_NEWLINE = re.compile("\n")
 
 
 # What people write that is not protobuf text → what to write.
@@ -44,16 +45,17 @@ _ESCAPE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class Place(NamedTuple):
     """A place in a file: line and column, both counted from 1."""
 
     line: int
     column: int
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+_START = Place(1, 1)
+
+
+class Scalar(NamedTuple):
     """One value: its text as written, and what kind of token it is (``string``, ``word`` or ``number``)."""
 
     text: str
@@ -95,7 +97,7 @@ class Field:
     name: str
     place: Place
     values: list[Scalar | Block] = field(default_factory=list)
-    end: Place = Place(1, 1)
+    end: Place = _START
 
     def blocks(self) -> list[Block]:
         return [value for value in self.values if isinstance(value, Block)]
@@ -129,11 +131,13 @@ class Document:
     root: Block
     comments: list[Comment]
     problems: list[Problem]
+    _lines: list[str] = field(default_factory=list, repr=False)
 
     def line(self, number: int) -> str:
         """A line as written, without its end."""
-        lines = self.text.split("\n")
-        return lines[number - 1].rstrip("\r") if 0 < number <= len(lines) else ""
+        if not self._lines:
+            self._lines.extend(self.text.split("\n"))
+        return self._lines[number - 1].rstrip("\r") if 0 < number <= len(self._lines) else ""
 
     def corrected(self, written: Field, right: str) -> str:
         """The line of a field with ``right`` in its place; empty where nothing would be left of it."""
@@ -151,13 +155,12 @@ class Document:
 def read(text: str) -> Document:
     """Read protobuf text, as far as it can be understood."""
     reader = _Reader(text)
-    root = Block(Place(1, 1))
+    root = Block(_START)
     reader.fields(root, closing=None, depth=0)
     return Document(text, root, reader.comments, reader.problems)
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     place: Place
@@ -171,19 +174,21 @@ class _Reader:
         self._next = 0
 
     def _tokenize(self, text: str) -> Iterator[_Token]:
-        line, start, busy = 1, 0, False
+        starts = [0, *(match.end() for match in _NEWLINE.finditer(text)), len(text) + 1]
+        line, last = 1, 0
         for match in _TOKEN.finditer(text):
-            kind, value = match.lastgroup or "other", match.group()
-            place = Place(line, match.start() - start + 1)
+            kind = match.lastgroup
+            if kind is None:
+                continue  # spaces before the end
+            at, value = match.start(kind), match.group(kind)
+            while starts[line] <= at:
+                line += 1
+            place = Place(line, at - starts[line - 1] + 1)
             if kind == "comment":
-                self.comments.append(Comment(value[1:].strip(), place, alone=not busy))
-            elif kind != "space":
-                busy = True
+                self.comments.append(Comment(value[1:].strip(), place, alone=last != line))
+            else:
+                last = line
                 yield _Token(kind, value, place)
-            if newlines := value.count("\n"):
-                line += newlines
-                start = match.start() + value.rfind("\n") + 1
-                busy = False
 
     def fields(self, block: Block, closing: str | None, depth: int) -> None:
         """Read fields up to the closing mark, or to the end of the file."""

@@ -29,24 +29,23 @@ def fields(data: Buffer) -> Iterator[tuple[int, int, int, int]]:
     """
     at, size = 0, len(data)
     while at < size:
-        key, at = varint(data, at)
-        number, kind = key >> 3, key & 7
-        if number == 0:
-            raise Damaged(f"no field has number 0, at byte {at}")
-        if kind == VARINT:
-            value, at = varint(data, at)
-            yield number, kind, value, at
-            continue
-        if kind == LENGTH:
-            length, at = varint(data, at)
+        # Most varints have one byte, and a call costs more than the rest of the step.
+        key, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at)
+        kind = key & 7
+        if kind == LENGTH and at < size:
+            start, at = (data[at], at + 1) if data[at] < 0x80 else varint(data, at)
+            start, at = at, at + start
+        elif kind == VARINT:
+            start, at = varint(data, at)
         elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
+            start, at = at, at + (8 if kind == FIXED64 else 4)
         else:
             raise Damaged(f"wire type {kind} at byte {at}")
-        if at + length > size:
-            raise Damaged(f"{at + length - size} bytes are missing at the end")
-        yield number, kind, at, at + length
-        at += length
+        if at > size:
+            raise Damaged(f"{at - size} bytes are missing at the end")
+        if key < 8:
+            raise Damaged(f"no field has number 0, at byte {at}")
+        yield key >> 3, kind, start, at
 
 
 def varint(data: Buffer, at: int) -> tuple[int, int]:

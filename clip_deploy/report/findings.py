@@ -43,7 +43,7 @@ def findings(report: LintReport) -> RenderableType:
         if finding.path != path:
             path = finding.path
             rows = _rows()
-            parts += [Text(_relative(path), "bold"), rows]
+            parts += [Text(_relative(path), "bold", no_wrap=True, overflow="ignore"), rows]
         _add_finding(rows, finding)
     return Group(*parts, *([Text()] if parts else []), verdict(report), *_footnotes(report))
 
@@ -78,8 +78,10 @@ def verdict(report: LintReport) -> Text:
 
 def _footnotes(report: LintReport) -> Iterator[Text]:
     if report.findings:
-        code = report.findings[0].code
-        yield Text(f"clip-deploy lint --explain {code} says why, and what right looks like", "dim")
+        worst = min(report.findings, key=lambda finding: list(Severity).index(finding.severity))
+        yield Text(
+            f"clip-deploy lint --explain {worst.code} says why, and what right looks like", "dim"
+        )
     for sentence in report.unseen:
         yield Text(f"not looked at: {sentence}", "dim")
 

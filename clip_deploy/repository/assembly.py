@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -94,14 +95,9 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def versions_in(model: Path) -> tuple[int, ...]:
-    """Version numbers on disk, ascending; folders with other names are not versions to Triton either."""
-    return tuple(
-        sorted(
-            int(f.name)
-            for f in model.iterdir()
-            if f.is_dir() and f.name.isdecimal() and int(f.name) > 0
-        )
-    )
+    """Version numbers on disk, ascending; a folder whose name begins with a zero is no version to Triton either."""
+    names = [folder.name for folder in model.iterdir() if folder.is_dir()]
+    return tuple(sorted(int(name) for name in names if re.fullmatch(r"[1-9][0-9]*", name)))
 
 
 def _model(folder: Path) -> RepositoryModel:

@@ -38,6 +38,8 @@ _PLATFORMS = (
     *("onnxruntime_onnx", "tensorrt_plan", "pytorch_libtorch", "torch_aoti", "ensemble"),
     *("tensorflow_savedmodel", "tensorflow_graphdef"),
 )
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+_ENVIRONMENT = "parameters { key: 'EXECUTION_ENV_PATH' value { string_value: 'PLACE' } }"
 _MAX_CODE_BYTES = 4 * 2**20
 
 
@@ -68,7 +70,11 @@ def unknown_backend(model: Model, target: Target) -> Iterator[Hit]:
         else f"; the server has {', '.join(sorted(target.backends))}"
     )
     message = f"there is no backend {name!r}{hint}"
-    yield model.hit(message, "backend", right=f'backend: "{right}"' if right else None)
+    if right:
+        yield model.hit(message, "backend", right=f'backend: "{right}"')
+    else:
+        remedy = f"if the server has it, say so with --backend {name}"
+        yield Hit(message, model.place("backend"), remedy=remedy)
 
 
 def _brings_its_own(model: Model, name: str) -> bool:
@@ -225,6 +231,37 @@ def tensors_not_named(model: Model, target: Target) -> Iterator[Hit]:
         if lacking and model.served:
             message = f"a PyTorch model needs its {' and '.join(lacking)} in the config"
             yield Hit(message, model.place("backend") or model.place("platform"))
+
+
+@rule(
+    "CD310",
+    "environment-missing",
+    Severity.ERROR,
+    "The Python backend unpacks the environment that EXECUTION_ENV_PATH names before it starts the model.",
+    bad=Example(
+        config='backend: "python"\n'
+        + _ENVIRONMENT.replace("PLACE", "$$TRITON_MODEL_DIRECTORY/env.tar.gz"),
+        files={"1/model.py": "python"},
+    ),
+    good=Example(
+        config='backend: "python"\n'
+        + _ENVIRONMENT.replace("PLACE", "/opt/environments/shop.tar.gz"),
+        files={"1/model.py": "python"},
+    ),
+)
+def environment_missing(model: Model, target: Target) -> Iterator[Hit]:
+    """Only what should travel with the model is looked for; other places may exist on the server alone."""
+    value = model.parameter("EXECUTION_ENV_PATH")
+    if model.backend != "python" or not value.startswith(_MODEL_DIRECTORY):
+        return
+    inside = value.removeprefix(_MODEL_DIRECTORY).lstrip("/")
+    if not (model.folder / inside).exists():
+        message = f"the environment {inside} is not in the model's folder"
+        yield Hit(
+            message,
+            model.parameter_place("EXECUTION_ENV_PATH"),
+            remedy="pack it there with conda-pack",
+        )
 
 
 @rule(

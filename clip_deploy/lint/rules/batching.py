@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+from clip_deploy.contract import PREFIX
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 
 if TYPE_CHECKING:
@@ -252,11 +253,13 @@ _RENAMED = {
 def unknown_parameter(model: Model, target: Target) -> Iterator[Hit]:
     if model.backend != "onnxruntime":
         return
-    for index, key in _parameters(model):
+    for key, index in model.written_parameters.items():
+        if key in _ONNXRUNTIME or key.startswith(PREFIX):
+            continue
         right = _RENAMED.get(key) or next(
             iter(difflib.get_close_matches(key, _ONNXRUNTIME, n=1, cutoff=0.75)), None
         )
-        if key in _ONNXRUNTIME or right is None:
+        if right is None:
             continue
         message = f"the ONNX Runtime backend has no parameter {key!r}; did you mean {right}?"
         yield model.hit(message, "parameters", index, "key", right=f'key: "{right}"')
@@ -273,8 +276,8 @@ def unknown_parameter(model: Model, target: Target) -> Iterator[Hit]:
 def parameter_value(model: Model, target: Target) -> Iterator[Hit]:
     if model.backend != "onnxruntime":
         return
-    for index, key in _parameters(model):
-        value = model.config.parameters[key].string_value
+    for key, index in model.written_parameters.items():
+        value = model.parameter(key)
         wanted = _wanted(key, value.strip().lower())
         if wanted:
             message = f"{key} takes {wanted}, not {value!r}"
@@ -290,15 +293,6 @@ def _wanted(key: str, value: str) -> str | None:
         return None if value in ("0", "1") else "0 or 1"
     is_number = kind is not int or value.lstrip("+-")[:1].isdecimal()
     return None if is_number else "a whole number"
-
-
-def _parameters(model: Model) -> Iterator[tuple[int, str]]:
-    """(which of the written parameters, its key)."""
-    blocks = [block for field in model.document.root.all("parameters") for block in field.blocks()]
-    for index, block in enumerate(blocks):
-        key = block.first("key")
-        if key is not None and key.scalars() and key.scalars()[0].string in model.config.parameters:
-            yield index, key.scalars()[0].string
 
 
 @rule(

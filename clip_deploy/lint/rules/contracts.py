@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.artifacts import MANIFEST, ExportedModel
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from clip_deploy.lint.model import Model
     from clip_deploy.lint.target import Target
+    from clip_deploy.lint.text import Place
 
 # The least share of half-precision weights in a graph that claims to be FP16.
 _HALF_SHARE = 0.5
@@ -155,18 +157,11 @@ def _claims_to_be_ours(beginning: bytes) -> bool:
 
 
 def _parameter(model: Model, key: str) -> str:
-    parameters = model.config.parameters
-    return str(parameters[PREFIX + key].string_value) if PREFIX + key in parameters else ""
+    return model.parameter(PREFIX + key)
 
 
-def _place(model: Model, key: str) -> Any:
-    """Where a parameter of ours was written."""
-    for field in model.document.root.all("parameters"):
-        for block in field.blocks():
-            name = block.first("key")
-            if name is not None and name.scalars() and name.scalars()[0].string == PREFIX + key:
-                return field.place
-    return model.place("parameters")
+def _place(model: Model, key: str) -> Place | None:
+    return model.parameter_place(PREFIX + key)
 
 
 def _contract(model: Model) -> Contract:
@@ -183,6 +178,7 @@ def _spec(model: Model, tensor: Any) -> TensorSpec:
     return TensorSpec(tensor.name, DataType.Name(tensor.data_type).removeprefix("TYPE_"), dims)
 
 
+@functools.lru_cache(maxsize=1)  # several rules ask about the model at hand
 def _manifest(model: Model) -> ExportedModel | None:
     """The manifest of the newest served version, where it is ours and can be read."""
     folder = next(iter(reversed(model.served.values())), None)

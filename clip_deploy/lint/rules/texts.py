@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import FieldDescriptor
 
 from clip_deploy.lint.disk import MAX_TEXT_BYTES
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
@@ -212,12 +215,18 @@ def _of_kind(model: Model, kind: str) -> Iterator[Hit]:
                 yield hit
 
 
-def _schema_hits(model: Model) -> Iterator[tuple[str, Hit]]:
-    """Walk the text along the schema; (kind, hit) for everything that does not fit."""
+@functools.lru_cache(maxsize=1)
+def _schema_hits(model: Model) -> tuple[tuple[str, Hit], ...]:
+    """Walk the text along the schema; (kind, hit) for everything that does not fit.
+
+    Kept for the model at hand: one rule per kind asks for it.
+    """
     problem = _first_problem(model)
-    for kind, hit in _message(model, model.document.root, ModelConfig.DESCRIPTOR):
-        if problem is None or (hit.place is not None and hit.place < problem.place):
-            yield kind, hit
+    return tuple(
+        (kind, hit)
+        for kind, hit in _message(model, model.document.root, ModelConfig.DESCRIPTOR)
+        if problem is None or (hit.place is not None and hit.place < problem.place)
+    )
 
 
 def _message(model: Model, block: Block, descriptor: Any) -> Iterator[tuple[str, Hit]]:
@@ -243,8 +252,10 @@ def _message(model: Model, block: Block, descriptor: Any) -> Iterator[tuple[str,
 
 
 def _is_list(model: Model, field: Field) -> bool:
+    if len(field.values) == 1:
+        return False
     line = model.document.line(field.place.line)[field.place.column - 1 + len(field.name) :]
-    return line.lstrip(" \t:").startswith("[") and len(field.values) != 1
+    return line.lstrip(" \t:").startswith("[")
 
 
 def _twice(
@@ -356,9 +367,16 @@ def _scalar_complaint(value: Scalar, known: Any) -> str | None:
     return None if value.kind != "string" else f"takes a number, not {value.text[:20]}"
 
 
+# Number → name of protobuf's scalar types, which are constants of its descriptors: TYPE_INT32.
+_KIND_NAMES = {
+    getattr(FieldDescriptor, name): name.removeprefix("TYPE_")
+    for name in vars(FieldDescriptor)
+    if name.startswith("TYPE_")
+}
+
+
 def _kind_name(known: Any) -> str:
-    names = {number: name for name, number in vars(type(known)).items() if name.startswith("TYPE_")}
-    return str(names.get(known.type, "")).removeprefix("TYPE_")
+    return str(_KIND_NAMES.get(known.type, ""))
 
 
 def _unquoted(model: Model, field: Field, value: Scalar, known: Any) -> str | None:
