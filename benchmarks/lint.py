@@ -5,8 +5,8 @@
 The image tower of ViT-B-32 lies there a hundred times, 350 MB each, as files of their own whose weights are holes, so
 that the disk holds them; to a reader they are as long as real ones. All have one structure, as versions of a model do;
 a graph of another structure costs 5 ms more, which is onnx's shape inference. The peer in the same run is
-``onnx.load``, which is what a checker does that reads a model to look at it. Bars: 1 s of CPU, 300 MB, and a fiftieth of
-the peer's CPU time.
+``onnx.load``, which is what a checker does that reads a model to look at it. Bars: 1 s of CPU, 300 MB, and a fiftieth
+of the peer's CPU time.
 """
 
 from __future__ import annotations
