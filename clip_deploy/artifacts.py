@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ class ExportedModel:
         max_batch: the largest batch that was checked, and so the largest that may be served.
         source: model, weights, activation, and the checkpoint's SHA-256 (null for random weights).
         parity: figures of the comparison with torch, by name.
+        conversion: of an FP16 graph, the nodes that stay in FP32 and why; empty for FP32.
         files: SHA-256 of every file beside the manifest.
     """
 
@@ -73,6 +74,7 @@ class ExportedModel:
     parity: Mapping[str, Any]
     versions: Mapping[str, str]
     files: Mapping[str, str]
+    conversion: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -100,6 +102,7 @@ class ExportedModel:
             "graph": asdict(self.graph),
             "source": dict(self.source),
             "parity": dict(self.parity),
+            "conversion": dict(self.conversion),
             "versions": dict(self.versions),
             "files": dict(self.files),
         }
@@ -110,6 +113,7 @@ class ExportedModel:
             directory=directory,
             contract=Contract.from_json(data["contract"]),
             graph=GraphFile(**data["graph"]),
+            conversion=data.get("conversion", {}),
             **{
                 name: data[name]
                 for name in ("key", "max_batch", "source", "parity", "versions", "files")

@@ -106,6 +106,39 @@ def spread(embeddings: NDArray[np.float32]) -> float:
     return float((embeddings.max(axis=0) - embeddings.min(axis=0)).max())
 
 
+# Scores that differ by less than this are a tie to a search: two FP16 answers may differ by as much.
+RANK_MARGIN = 2e-3
+
+
+def rank_agreement(
+    got: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    keys: NDArray[np.float32] | None = None,
+    k: int = 5,
+) -> float:
+    """The share of search results that are right: the ``k`` nearest keys of each query, against the reference.
+
+    A result counts as right when its score in the reference reaches that of the reference's k-th result, less
+    ``RANK_MARGIN``: with near-equal scores any order is right, and a real error is not hidden.
+
+    Args:
+        got: queries ``[n, embed_dim]`` as they are now.
+        expected: the same queries in the reference.
+        keys: what is searched, ``[m, embed_dim]``; None searches the other queries themselves.
+    """
+    own = keys is None
+    scores = got @ (got if keys is None else keys).T
+    truth = expected @ (expected if keys is None else keys).T
+    if own:
+        np.fill_diagonal(scores, -np.inf)
+        np.fill_diagonal(truth, -np.inf)
+    k = min(k, truth.shape[1] - own)
+    nearest = np.argsort(-scores, axis=1)[:, :k]
+    bar = np.sort(truth, axis=1)[:, -k][:, None]
+    right = np.take_along_axis(truth, nearest, axis=1) >= bar - RANK_MARGIN
+    return float(right.mean())
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """Real inputs and torch's FP32 answers, as they travel beside a graph in ``reference.npz``.

@@ -170,7 +170,7 @@ def test_the_smoke_test_passes_and_reports_to_everybody(
         main(["smoke-test", str(tiny_repository), "--images", str(photographs_dir()), *places]) == 0
     )
     out = capsys.readouterr().out
-    assert "smoke test: 21 passed, 1 skipped" in out
+    assert "smoke test: 22 passed, 1 skipped" in out
     report = json.loads((tmp_path / "smoke.json").read_text())
     assert report["ok"] is True
     histogram = next(c for c in report["checks"] if c["name"] == "batches form")["data"]

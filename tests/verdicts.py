@@ -33,7 +33,8 @@ def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, b
     try:
         deadline = time.monotonic() + timeout_s
         while not handle.is_ours():
-            assert handle.process.poll() is None, f"Triton ended: {log}"
+            code = handle.process.poll()
+            assert code is None, f"Triton ended with {code}: {log}"
             assert time.monotonic() < deadline, f"Triton does not start: {log}"
             time.sleep(0.1)
         connection = http.client.HTTPConnection(handle.host, handle.ports.http, timeout=10)

@@ -25,6 +25,13 @@ def export(
     model: Annotated[str, typer.Argument(help=_MODEL)],
     pretrained: Annotated[Optional[str], typer.Option(metavar="SOURCE", help=_PRETRAINED)] = None,
     tower: Annotated[str, typer.Option(metavar="image|text|both", help="Which encoders.")] = "both",
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="fp32|fp16",
+            help="The arithmetic inside the graphs. fp16 is for GPUs; inputs and outputs stay FP32.",
+        ),
+    ] = "fp32",
     max_batch: Annotated[
         int, typer.Option(help="The largest batch to check, and so to serve.")
     ] = 32,
@@ -32,6 +39,12 @@ def export(
         "build"
     ),
     images: Images = None,
+    calibration_images: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="DIR", help="More photographs to measure ranges on, with --precision fp16."
+        ),
+    ] = None,
     force_quick_gelu: Annotated[
         bool, typer.Option("--force-quick-gelu", help="Use QuickGELU, as OpenAI's weights need.")
     ] = False,
@@ -59,7 +72,7 @@ def export(
     disagrees with torch is not written. What is up to date is left alone.
     """
     from clip_deploy.errors import ConfigError
-    from clip_deploy.spec import EncoderSpec, Tower
+    from clip_deploy.spec import EncoderSpec, Precision, Tower
 
     towers = {
         "image": (Tower.IMAGE,),
@@ -68,7 +81,11 @@ def export(
     }.get(tower)
     if towers is None:
         raise ConfigError(f"tower {tower!r} is unknown", remedy="use --tower image, text or both")
+    if precision not in list(Precision):
+        raise ConfigError(f"precision {precision!r} is unknown", remedy="use fp32 or fp16")
     spec = EncoderSpec(
+        precision=Precision(precision),
+        calibration_images=calibration_images,
         model=model,
         pretrained=pretrained,
         towers=towers,

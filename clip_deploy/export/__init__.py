@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from clip_deploy import __version__
 from clip_deploy.artifacts import (
@@ -19,13 +22,13 @@ from clip_deploy.artifacts import (
 )
 from clip_deploy.compare import Reference
 from clip_deploy.contract import Contract
-from clip_deploy.errors import ConfigError, ExportError
-from clip_deploy.export import graph, loading, parity, reference, sources, towers
+from clip_deploy.errors import ClipDeployError, ConfigError, ExportError
+from clip_deploy.export import graph, half, loading, parity, reference, sources, towers
 from clip_deploy.export import tokenizer as tokenizers
 from clip_deploy.inputs.photographs import photographs
 from clip_deploy.inputs.texts import TextTokenizer
 from clip_deploy.progress import Progress, silent
-from clip_deploy.spec import TOLERANCES, EncoderSpec, TensorSpec, Tower
+from clip_deploy.spec import TOLERANCES, EncoderSpec, Precision, TensorSpec, Tower
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,16 +52,19 @@ class _Job:
     pictures: Photographs
     checkpoint_sha256: str | None
     progress: Progress
+    more_pictures: Photographs | None = None
 
     def key(self, tower: Tower) -> str:
         """The digest of everything that decides the tower's files."""
-        spec = asdict(self.spec) | {"images": None, "towers": tower.value}
+        spec = asdict(self.spec)
+        spec |= {"images": None, "calibration_images": None, "towers": tower.value}
+        pictures = [*self.pictures.paths, *(self.more_pictures.paths if self.more_pictures else ())]
         return digest_json(
             {
                 "spec": spec,
                 "config": self.source.config,
                 "checkpoint": self.checkpoint_sha256,
-                "photographs": [(p.name, digest([p])) for p in self.pictures.paths],
+                "photographs": [(p.name, digest([p])) for p in pictures],
                 "captions": self.pictures.captions,
                 "versions": _versions(),
                 "code": digest(sorted(Path(__file__).parent.glob("*.py"))),
@@ -90,7 +96,8 @@ def export(
     for note in sources.notes(source, spec):
         warn(note)
     pictures = photographs(spec.images)
-    job = _Job(spec, source, pictures, source.checkpoint_sha256(), progress)
+    more = photographs(spec.calibration_images) if spec.calibration_images else None
+    job = _Job(spec, source, pictures, source.checkpoint_sha256(), progress, more)
     return [_export_tower(job, tower, out / tower.model_name) for tower in spec.towers]
 
 
@@ -127,6 +134,7 @@ def _write_tower(job: _Job, tower: Tower, key: str, folder: Path) -> None:
         "activation": towers.activation_of(model),
     }
     weights_sha256, scoring = towers.weights_sha256(model), towers.scoring_of(model)
+    rival = _counterpart(job, tower, model) if job.spec.precision is Precision.FP16 else None
     encoder = towers.Encoder(model, tower)
     del model
     job.progress(f"{tower.value}: asking torch about {len(reading.inputs)} reference inputs")
@@ -134,12 +142,11 @@ def _write_tower(job: _Job, tower: Tower, key: str, folder: Path) -> None:
     job.progress(f"{tower.value}: tracing the graph")
     graph.trace(encoder, reading.inputs[:2], tower.output_name, reading.tensor, folder)
     encoder.release()
+    conversion = {}
+    if job.spec.precision is Precision.FP16:
+        conversion = _halved(job, tower, reading, outputs, folder)
     file = graph.finish(folder)
-    job.progress(f"{tower.value}: comparing with torch at batches 1, 2, 3 and {job.spec.max_batch}")
-    limits = TOLERANCES[job.spec.precision, tower]
-    figures = parity.check(
-        parity.session(folder / file.file), reading.inputs, outputs, limits, job.spec.max_batch
-    )
+    figures = _compared(job, tower, reading, outputs, folder / file.file, rival)
     Reference(reading.inputs, outputs, reading.labels, reading.captions).save(
         folder / REFERENCE, tower
     )
@@ -159,8 +166,68 @@ def _write_tower(job: _Job, tower: Tower, key: str, folder: Path) -> None:
     )
     files = {path.name: digest([path]) for path in sorted(folder.iterdir())}
     ExportedModel(
-        folder, key, contract, file, job.spec.max_batch, facts, figures, _versions(), files
+        folder,
+        key,
+        contract,
+        file,
+        job.spec.max_batch,
+        facts,
+        figures,
+        _versions(),
+        files,
+        conversion,
     ).write_manifest()
+
+
+def _counterpart(job: _Job, tower: Tower, model: Any) -> NDArray[Any] | None:
+    """The other tower's FP32 embeddings of the reference, to search in; None where its tokenizer is out of reach."""
+    inputs: NDArray[Any]
+    if tower is Tower.TEXT:
+        inputs = reference.pixels(job.pictures, towers.preprocess_of(model))
+        return np.asarray(towers.answers(partial(towers.embed, model, Tower.IMAGE), inputs))
+    try:
+        tokenizer = loading.load_tokenizer(job.source)
+    except ClipDeployError:
+        return None
+    inputs = reference.token_ids(reference.texts(job.pictures), tokenizer)
+    return np.asarray(towers.answers(partial(towers.embed, model, Tower.TEXT), inputs))
+
+
+def _halved(
+    job: _Job, tower: Tower, reading: _Reading, outputs: NDArray[Any], folder: Path
+) -> dict[str, Any]:
+    """Convert the graph in ``folder`` to FP16, after the FP32 one was found right."""
+    job.progress(f"{tower.value}: comparing the FP32 graph with torch")
+    limits = TOLERANCES[Precision.FP32, tower]
+    encode = parity.session(folder / graph.FILE)
+    parity.check(encode, reading.inputs, outputs, limits, min(job.spec.max_batch, 2))
+    inputs = [reading.inputs]
+    if tower is Tower.IMAGE and job.more_pictures is not None:
+        assert reading.preprocess is not None  # an image tower has one
+        inputs.append(reference.pixels(job.more_pictures, reading.preprocess))
+    job.progress(f"{tower.value}: measuring ranges and converting to FP16")
+    return half.convert(folder, reading.tensor.name, inputs).to_json()
+
+
+def _compared(
+    job: _Job,
+    tower: Tower,
+    reading: _Reading,
+    outputs: NDArray[Any],
+    file: Path,
+    rival: NDArray[Any] | None,
+) -> dict[str, Any]:
+    """Hold the finished graph against torch; returns the figures for the manifest."""
+    precision, largest = job.spec.precision, job.spec.max_batch
+    is_half = precision is Precision.FP16
+    with_what = ", rounding as a GPU does," if is_half else ""
+    job.progress(f"{tower.value}: comparing{with_what} with torch at batches 1, 2, 3 and {largest}")
+    encode = parity.rehearsed(file) if is_half else parity.session(file)
+    limits = TOLERANCES[precision, tower]
+    figures = parity.check(encode, reading.inputs, outputs, limits, largest)
+    if is_half:
+        figures["ranks"] = parity.check_ranks(encode(reading.inputs), outputs, rival, tower)
+    return figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clip_deploy.compare import agreement, row_influence, spread, worst
+from clip_deploy.compare import agreement, rank_agreement, row_influence, spread, worst
 from clip_deploy.errors import ExportError, extra
+from clip_deploy.export import half
+from clip_deploy.spec import Tower
 
 with extra("export"):
     import onnxruntime
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
     from clip_deploy.compare import Encode
     from clip_deploy.spec import Tolerance
+
+
+# Of the nearest neighbours on the reference set, ties apart.
+LEAST_RANK_AGREEMENT = 0.99
 
 
 def session(graph: Path) -> Encode:
@@ -36,6 +42,15 @@ def session(graph: Path) -> Encode:
         ) from error
     name = loaded.get_inputs()[0].name
     return lambda inputs: np.asarray(loaded.run(None, {name: inputs})[0])
+
+
+def rehearsed(graph: Path) -> Encode:
+    """An FP16 graph, rounding as a GPU rounds, as a function from inputs to embeddings."""
+    path = half.rehearsal(graph)
+    try:
+        return session(path)
+    finally:
+        half.forget_rehearsal(path)
 
 
 def check(
@@ -83,6 +98,31 @@ def check(
         "row_influence": influence,
         "spread": variety,
     }
+
+
+def check_ranks(
+    got: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    rival: NDArray[np.float32] | None,
+    tower: Tower,
+) -> dict[str, float]:
+    """How well searches agree, among the tower's own embeddings and in those of the other tower.
+
+    Raises:
+        ExportError: a search finds what the reference would not.
+    """
+    other = Tower.TEXT if tower is Tower.IMAGE else Tower.IMAGE
+    found = {f"{tower.value}→{tower.value}": rank_agreement(got, expected)}
+    if rival is not None:
+        found[f"{tower.value}→{other.value}"] = rank_agreement(got, expected, rival)
+    if wrong := [
+        f"{name} {share:.1%}" for name, share in found.items() if share < LEAST_RANK_AGREEMENT
+    ]:
+        raise ExportError(
+            f"searches with the FP16 graph find other things than with torch: {', '.join(wrong)} are right",
+            remedy="export it with --precision fp32",
+        )
+    return found
 
 
 def _batches(count: int, size: int) -> list[NDArray[np.intp]]:

@@ -13,7 +13,7 @@ with extra("export"):
     from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 # Submodules that an encoder never calls: dropped before tracing, so that one tower's export holds one tower's weights.
 _UNUSED = {
@@ -38,13 +38,18 @@ class Encoder(nn.Module):
         self.tower = tower
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        encode = self.model.encode_image if self.tower is Tower.IMAGE else self.model.encode_text
-        return nn.functional.normalize(encode(inputs), dim=-1)
+        return embed(self.model, self.tower, inputs)
 
     def release(self) -> None:
         """Give the weights' memory back now: torch's exporter keeps references to them in caches of its own."""
         for tensor in (*self.parameters(), *self.buffers()):
             tensor.data = torch.empty(0, dtype=tensor.dtype)
+
+
+def embed(model: Any, tower: Tower, inputs: torch.Tensor) -> torch.Tensor:
+    """Embeddings of unit length, ``[batch, embed_dim]``."""
+    encode = model.encode_image if tower is Tower.IMAGE else model.encode_text
+    return nn.functional.normalize(encode(inputs), dim=-1)
 
 
 def weights_sha256(model: Any) -> str:
@@ -87,7 +92,7 @@ def activation_of(model: Any) -> str:
     return next((name for name in ("QuickGELU", "GELU", "ReLU") if name in names), "other")
 
 
-def answers(encoder: Encoder, inputs: Any) -> Any:
+def answers(encoder: Callable[[torch.Tensor], torch.Tensor], inputs: Any) -> Any:
     """torch's FP32 embeddings, numpy ``[n, embed_dim]``, computed row by row: what everything is compared with."""
     with torch.inference_mode():
         rows = [encoder(torch.from_numpy(inputs[i : i + 1])) for i in range(len(inputs))]
