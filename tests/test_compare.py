@@ -5,7 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clip_deploy.compare import Reference, agreement, cosine, row_influence, spread, worst
+from clip_deploy.compare import (
+    Reference,
+    agreement,
+    cosine,
+    rank_agreement,
+    row_influence,
+    spread,
+    worst,
+)
 from clip_deploy.errors import ConfigError
 from clip_deploy.spec import Tolerance, Tower
 from tests.factories import unit
@@ -87,3 +95,19 @@ def test_a_damaged_reference_says_so(tmp_path: Path, content: bytes | None):
         (tmp_path / "reference.npz").write_bytes(content)
     with pytest.raises(ConfigError, match="cannot be read"):
         Reference.read(tmp_path / "reference.npz", Tower.IMAGE)
+
+
+def test_rank_agreement_counts_results_that_are_truly_worse_and_forgives_ties():
+    random = np.random.default_rng(0)
+    keys = random.standard_normal((50, 16)).astype(np.float32)
+    keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+    queries = keys + 0.1
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    assert rank_agreement(queries, queries, keys) == 1.0
+    assert rank_agreement(keys, keys) == 1.0
+    noisy = queries + random.standard_normal(queries.shape).astype(np.float32) * 1e-5
+    assert rank_agreement(noisy, queries, keys) == 1.0
+    shuffled = queries[random.permutation(50)]
+    assert rank_agreement(shuffled, queries, keys) < 0.5
+    same = np.repeat(keys[:1], 6, axis=0)
+    assert rank_agreement(same + 1e-4, same, k=3) == 1.0  # all equal: any order is right

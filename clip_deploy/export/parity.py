@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from clip_deploy.spec import Tolerance
 
 
+# How far the embeddings of different inputs lie apart at least, in some component; trained models have 0.3.
+LEAST_SPREAD = 1e-3
 # Of the nearest neighbours on the reference set, ties apart.
 LEAST_RANK_AGREEMENT = 0.99
 
@@ -82,8 +84,12 @@ def check(
     faults = result.faults(limits)
     if not influence <= limits.independence:
         faults.append(f"rows of a batch change one another by {influence:.1e}")
-    if not variety > 10 * limits.max_error:
+    if not variety > LEAST_SPREAD:
         faults.append("different inputs give the same embedding")
+    elif not result.max_error < variety / 4:
+        faults.append(
+            f"its errors ({result.max_error:.1e}) are like its differences ({variety:.1e})"
+        )
     if faults:
         raise ExportError(
             f"the graph does not agree with torch: {'; '.join(faults)}",
