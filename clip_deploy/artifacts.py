@@ -1,42 +1,25 @@
-"""Files and their manifests: written whole or not at all, read back and held against their digests.
-
-Every step leaves a folder with a ``manifest.json``; the next step reads only that. A folder is built beside its place
-under a hidden name and renamed into it, so that an interrupted or failed run leaves what was there before.
-"""
+"""What each step leaves for the next one: folders with a manifest, read back and held against their digests."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
-import os
-import shutil
-import tempfile
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.contract import Contract
-from clip_deploy.errors import ClipDeployError, ConfigError
-from clip_deploy.spec import Tower
+from clip_deploy.errors import ConfigError
+from clip_deploy.files import digest_or_none, write_json
+from clip_deploy.spec import BatchProfile, Tower
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 64 * 2**20
 REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
-
-_STORAGE_ERRNOS = {
-    getattr(errno, name)
-    for name in (
-        *("ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EIO"),
-        *("ENOTDIR", "EISDIR", "EEXIST", "ENOTEMPTY", "ENAMETOOLONG"),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +140,92 @@ class ExportedModel:
         ]
 
 
+ENGINE = "engine.json"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPlan:
+    """What ``build-trt`` leaves beside an export: a TensorRT plan, and what was read back from it.
+
+    Args:
+        directory: the folder that holds the plan and this manifest.
+        file: the plan's name.
+        profile: the batch sizes that it runs.
+        half_share: the share of its layers that read or write FP16; None where the plan does not tell.
+        provenance: who built it on what: TensorRT, CUDA, driver, GPU, options, and the graph's digest.
+    """
+
+    directory: Path
+    file: str
+    sha256: str
+    size_bytes: int
+    profile: BatchProfile
+    half_share: float | None
+    provenance: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        return self.directory / self.file
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kind": "tensorrt-plan",
+            "file": self.file,
+            "sha256": self.sha256,
+            "size_bytes": self.size_bytes,
+            "profile": str(self.profile),
+            "half_share": self.half_share,
+            "provenance": dict(self.provenance),
+        }
+
+    def write(self) -> None:
+        write_json(self.directory / ENGINE, self.to_json())
+
+    @classmethod
+    def read(cls, directory: Path) -> BuiltPlan:
+        """Read a plan's manifest back.
+
+        Raises:
+            ConfigError: there is none, or it is damaged.
+        """
+        path = directory / ENGINE
+        remedy = "run clip-deploy build-trt"
+        if not path.is_file():
+            raise ConfigError(f"{directory} holds no TensorRT plan", remedy=remedy)
+        try:
+            if path.stat().st_size > _MAX_MANIFEST_BYTES:
+                raise ValueError(f"{path.stat().st_size:,} bytes are no manifest")
+            data = json.loads(path.read_text("utf-8"))
+            if data["schema"] != SCHEMA:
+                raise ValueError(f"schema {data['schema']}")
+            fields = ("file", "sha256", "size_bytes", "half_share", "provenance")
+            profile = BatchProfile.parse(data["profile"])
+            return cls(directory, profile=profile, **{name: data[name] for name in fields})
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(f"{path} is damaged: {error!r}", remedy=remedy) from error
+
+
 @dataclass(frozen=True, slots=True)
 class EngineBuild:
     """What a Triton backend opens: the files of one model version, and the export they came from.
 
     ``files`` maps names inside the version folder to the files to copy there; ``kinds`` our names of the instance
-    kinds that the backend can run as to Triton's.
+    kinds that the backend can run as to Triton's. ``max_batch`` is the largest batch that the engine runs, where that
+    is less than what the export was checked at; ``parameters`` go into config.pbtxt.
     """
 
     exported: ExportedModel
     backend: str
     files: Mapping[str, Path]
     kinds: Mapping[str, str]
+    max_batch: int | None = None
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch that may be served."""
+        return min(self.exported.max_batch, self.max_batch or self.exported.max_batch)
 
     @property
     def name(self) -> str:
@@ -217,123 +274,3 @@ def exported_models(directories: Iterable[Path]) -> list[ExportedModel]:
             f"{', '.join(repeated)} is given more than once", remedy="name each export once"
         )
     return found
-
-
-def digest(paths: Iterable[Path]) -> str:
-    """SHA-256, in hex, of the files' bytes one after the other; for one file, what ``sha256sum`` prints."""
-    total = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                total.update(block)
-    return total.hexdigest()
-
-
-def digest_or_none(path: Path) -> str | None:
-    """The digest of a file, or None where there is none."""
-    return digest([path]) if path.is_file() else None
-
-
-def digest_json(value: object) -> str:
-    """SHA-256 of a JSON value in canonical form."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON for people: indented, UTF-8, renamed into place."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside ``path``; rename it into place when the block succeeds."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        temporary.chmod(0o644)
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def building(directory: Path, failure: type[ClipDeployError]) -> Iterator[Path]:
-    """Yield a hidden folder beside ``directory``; put it in its place when the block succeeds.
-
-    What stood there before stays until the new folder is complete. Leftovers of killed runs are removed first.
-
-    Raises:
-        failure: the disk is full, or the place cannot be written to.
-    """
-    with storage(directory, failure):
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(directory)
-        temporary = Path(
-            tempfile.mkdtemp(
-                prefix=f".{directory.name}.{os.getpid()}.", suffix=".tmp", dir=directory.parent
-            )
-        )
-        temporary.chmod(0o755)
-        try:
-            yield temporary
-            _swap(temporary, directory)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def storage(path: Path, failure: type[ClipDeployError]) -> Iterator[None]:
-    """Translate failures of the file system into one that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _STORAGE_ERRNOS:
-            raise
-        free = shutil.disk_usage(_nearest(path)).free / 1e9
-        raise failure(
-            f"cannot write {path}: {error.strerror or error}",
-            remedy=f"check the place and its permissions, and make room ({free:.1f} GB are free), then run it again",
-        ) from error
-
-
-def _nearest(path: Path) -> Path:
-    return next(parent for parent in (path, *path.resolve().parents) if parent.exists())
-
-
-def _swap(temporary: Path, directory: Path) -> None:
-    if not directory.exists():
-        temporary.rename(directory)
-        return
-    old = directory.with_name(f".{directory.name}.{os.getpid()}.old.tmp")
-    directory.rename(old)
-    try:
-        temporary.rename(directory)
-    except OSError:
-        old.rename(directory)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sweep(directory: Path) -> None:
-    """Clean up after killed runs; one that died between the two renames of ``_swap`` has its folder put back."""
-    for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
-        pid = leftover.name.removeprefix(f".{directory.name}.").split(".")[0]
-        if not pid.isdecimal() or _alive(int(pid)):
-            continue
-        if leftover.name.endswith(".old.tmp") and not directory.exists():
-            leftover.rename(directory)
-        else:
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -13,6 +13,8 @@ from clip_deploy.errors import ConfigError
 # The release of the embedded server. A graph that it reads, every later one reads too.
 DEFAULT_RELEASE = "24.10"
 
+IMAGE = "nvcr.io/nvidia/tritonserver:{release}-py3"
+
 # ONNX Runtime's minor version → (highest IR version, highest opset of the default domain) that it loads. Measured on
 # PyPI's wheels of each version with graphs of one node. A version between two rows reads what the lower one reads.
 _ONNX_LIMITS = {
@@ -85,6 +87,11 @@ def release(name: str) -> TritonRelease:
             f"Triton release {name!r} is not known", remedy=f"write it as YY.MM: {', '.join(near)}"
         )
     return known[name]
+
+
+def with_tensorrt(version: tuple[int, ...]) -> list[TritonRelease]:
+    """The releases that are known to carry a TensorRT of these three numbers, oldest first."""
+    return [each for each in releases().values() if each.tensorrt and _version(each) == version[:3]]
 
 
 def first_that_reads(ir_version: int, opset: int) -> TritonRelease | None:

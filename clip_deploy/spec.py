@@ -106,6 +106,42 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchProfile:
+    """The batch sizes that an engine is built for: it runs ``least`` to ``most`` and is fastest at ``best``."""
+
+    least: int
+    best: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if self.least != 1:
+            raise ConfigError(
+                f"batch profile {self} begins at {self.least}",
+                remedy="begin at 1: a lone request is a batch of 1",
+            )
+        if not self.least <= self.best <= self.most:
+            raise ConfigError(
+                f"batch profile {self} is not in order", remedy="write MIN:OPT:MAX, as 1:8:32"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.best}:{self.most}"
+
+    @classmethod
+    def parse(cls, text: str) -> BatchProfile:
+        """``MIN:OPT:MAX``, as 1:8:32."""
+        parts = text.split(":")
+        if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+            raise ConfigError(f"batch profile {text!r}", remedy="write MIN:OPT:MAX, as 1:8:32")
+        return cls(*map(int, parts))
+
+    @classmethod
+    def up_to(cls, most: int) -> BatchProfile:
+        """A profile that is fastest at a quarter of the largest batch: what a few milliseconds of waiting collect."""
+        return cls(1, max(1, most // 4), most)
+
+
+@dataclass(frozen=True, slots=True)
 class Preprocess:
     """How a picture becomes an image tower's pixels: what open_clip calls the preprocess config.
 
@@ -246,6 +282,7 @@ class ServingSpec:
     timeout_action: str = "reject"
     warmup: bool = True
     version_policy: str = "latest:1"
+    cuda_graphs: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from clip_deploy.artifacts import REFERENCE, TOKENIZER, ExportedModel, GraphFile, digest
+from clip_deploy.artifacts import (
+    REFERENCE,
+    TOKENIZER,
+    BuiltPlan,
+    EngineBuild,
+    ExportedModel,
+    GraphFile,
+)
 from clip_deploy.compare import Reference
 from clip_deploy.contract import Contract
-from clip_deploy.spec import Precision, Preprocess, Scoring, TensorSpec, Tokens, Tower
+from clip_deploy.engines import BACKENDS
+from clip_deploy.engines.tensorrt import PLAN, plan_folder
+from clip_deploy.files import digest
+from clip_deploy.spec import BatchProfile, Precision, Preprocess, Scoring, TensorSpec, Tokens, Tower
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -95,3 +105,24 @@ def exported(
 def unit(rows: np.ndarray) -> np.ndarray:
     """Rows of length 1, float32."""
     return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def plan_bytes(*version: int, product: bytes = b"ftrt") -> bytes:
+    """What begins like a TensorRT plan of that version."""
+    return product + bytes(20) + bytes(version) + bytes(64)
+
+
+def planned(model: ExportedModel, profile: str = "1:8:32") -> ExportedModel:
+    """The export with a plan beside it, as build-trt leaves it."""
+    folder = plan_folder(model)
+    folder.mkdir()
+    (folder / PLAN).write_bytes(plan_bytes(10, 16, 1, 11))
+    provenance = {"graph_sha256": model.graph.sha256, "tensorrt": "TensorRT 10.16.1.11"}
+    sha256 = digest([folder / PLAN])
+    BuiltPlan(folder, PLAN, sha256, 92, BatchProfile.parse(profile), 0.9, provenance).write()
+    return model
+
+
+def built(backend: str, model: ExportedModel) -> EngineBuild:
+    """An export as a backend's files; TensorRT's plan is made up."""
+    return BACKENDS[backend].build(planned(model) if backend == "tensorrt" else model)

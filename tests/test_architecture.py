@@ -14,18 +14,20 @@ PACKAGE = Path(__file__).parent.parent / "clip_deploy"
 # From the bottom up: a module may import those of lower rows, and of its own package.
 LAYERS = (
     {"errors", "progress"},
-    {"resources", "triton_schema", "releases"},
+    {"files"},
+    {"resources", "triton_schema", "releases", "plan"},
     {"spec"},
     {"contract"},
     {"artifacts"},
     {"compare", "inputs"},
     {"export", "engines", "repository", "servers", "client", "lint"},
-    {"report", "doctor"},
+    {"report", "doctor", "inspection"},
     {"smoke"},
     {"cli"},
 )
 STANDARD_ONLY = {
     "errors",
+    "files",
     "resources",
     "releases",
     "progress",
@@ -33,7 +35,7 @@ STANDARD_ONLY = {
     "contract",
     "artifacts",
     "servers",
-    "engines",
+    "plan",
 }
 
 # A heavy library → the only places that may import it.
@@ -41,7 +43,10 @@ HOMES = {
     "torch": {"export"},
     "torchvision": {"export"},
     "open_clip": {"export"},
-    "onnx": {"export", "lint"},
+    "onnx": {"export", "lint", "inspection"},
+    "tensorrt": {"engines"},
+    "tensorrt_rtx": {"engines"},
+    "polygraphy": {"engines"},
     "onnxruntime": {"export", "lint"},
     "regex": {"export"},
     "typer": {"cli"},
@@ -133,7 +138,9 @@ def test_libraries_stay_at_home(name: str, path: Path):
             "clip_deploy.client",
             "torch torchvision open_clip onnx onnxruntime typer rich jinja2 fastapi",
         ),
-        ("clip_deploy.engines", "torch onnx onnxruntime tensorrt polygraphy numpy"),
+        ("clip_deploy.engines", "torch onnx onnxruntime tensorrt tensorrt_rtx polygraphy numpy"),
+        ("clip_deploy.engines.tensorrt.building", "torch onnx tensorrt polygraphy numpy"),
+        ("clip_deploy.engines.tensorrt.checking", "torch onnx tensorrt_rtx polygraphy numpy"),
         ("clip_deploy.servers", "torch onnxruntime tritonclient numpy"),
         (
             "clip_deploy.lint",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clip_deploy import artifacts
-from clip_deploy.artifacts import ExportedModel, building, digest, exported_models, replacing
+from clip_deploy.artifacts import ExportedModel, exported_models
 from clip_deploy.errors import ConfigError, ExportError
+from clip_deploy.files import building, digest, digest_json, replacing
 from clip_deploy.spec import Tower
 from tests.factories import exported
 
@@ -156,7 +156,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path):
 
 
 def test_keys_do_not_depend_on_the_order_of_a_mapping():
-    assert artifacts.digest_json({"a": 1, "b": [2]}) == artifacts.digest_json({"b": [2], "a": 1})
+    assert digest_json({"a": 1, "b": [2]}) == digest_json({"b": [2], "a": 1})
 
 
 def test_an_export_with_external_weights_names_both_files(tmp_path: Path):

@@ -34,7 +34,16 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     "command",
     [
-        *("export", "render-config", "lint", "serve", "smoke-test", "doctor"),
+        *(
+            "export",
+            "build-trt",
+            "inspect",
+            "render-config",
+            "lint",
+            "serve",
+            "smoke-test",
+            "doctor",
+        ),
         *("server", "server install"),
     ],
 )
@@ -113,7 +122,7 @@ def test_rendering_writes_a_repository_and_names_it(
 @pytest.mark.parametrize(
     ("arguments", "what", "how"),
     [
-        (["--backend", "onnx"], "backend 'onnx' is unknown", "onnxruntime or python"),
+        (["--backend", "onnx"], "backend 'onnx' is unknown", "onnxruntime, python, tensorrt"),
         (["--max-batch", "64"], "checked up to 32", "--max-batch 64"),
         (["--gpus", "0,x"], "'0,x' is not a list of GPU ids", "0,1"),
         (["--gpus", "0"], "gpu ids with instance kind auto", "--instance-kind gpu"),

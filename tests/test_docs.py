@@ -17,7 +17,8 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "model_repository" / "README.md"]
 )
 COMMANDS = (
-    *("", "export", "render-config", "lint", "serve", "server install", "smoke-test", "doctor"),
+    *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
+    *("smoke-test", "inspect", "doctor"),
 )
 
 

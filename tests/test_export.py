@@ -240,7 +240,7 @@ def _checkpoint(folder: Path, suffix: str, name: str = "tiny-clip", seed: int = 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_local_checkpoints_are_loaded_and_named_by_digest(tmp_path: Path, suffix: str):
-    from clip_deploy.artifacts import digest
+    from clip_deploy.files import digest
 
     path = _checkpoint(tmp_path, suffix)
     (exported,) = _export(

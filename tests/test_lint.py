@@ -96,7 +96,7 @@ def test_every_rule_finds_its_bad_example_and_not_its_good_one(
         pytest.importorskip("onnxruntime")
     example = getattr(rule, kind)
     repository = build(example, tmp_path / "model_repository")
-    report = lint([repository], target("gpu" if example.gpu else "cpu", "24.10"), run=rule.runs)
+    report = lint([repository], target("gpu:9.0" if example.gpu else "cpu", "24.10"), run=rule.runs)
     if kind == "good":
         assert not _codes(report, Severity.ERROR, Severity.WARNING)
         assert code not in _codes(report)
@@ -120,7 +120,9 @@ def test_every_rule_says_why_and_gives_a_place(code: str, tmp_path: Path):
     if rule.runs:
         pytest.importorskip("onnxruntime")
     repository = build(rule.bad, tmp_path / "model_repository")
-    report = lint([repository], target("gpu" if rule.bad.gpu else "cpu", "24.10"), run=rule.runs)
+    report = lint(
+        [repository], target("gpu:9.0" if rule.bad.gpu else "cpu", "24.10"), run=rule.runs
+    )
     for finding in report.findings:
         assert os.path.lexists(finding.path)
         if finding.line is not None:
@@ -136,7 +138,7 @@ def test_the_corrected_line_is_right(code: str, tmp_path: Path):
     if rule.runs:
         pytest.importorskip("onnxruntime")
     repository = build(rule.bad, tmp_path / "model_repository")
-    where = target("gpu" if rule.bad.gpu else "cpu", "24.10")
+    where = target("gpu:9.0" if rule.bad.gpu else "cpu", "24.10")
     fixes = [f for f in lint([repository], where, select=[code]).findings if f.fix is not None]
     for finding in reversed(fixes):
         path = Path(finding.path)
@@ -221,8 +223,9 @@ def test_rendered_models_are_right(tmp_path: Path):
         for tower in Tower:
             folder = tmp_path / f"{backend} {tower.value}"
             model = factories.exported(folder, tower, graph=tower_graph(tower))
-            assemble(BACKENDS[backend].build(model), ServingSpec(), repository)
-        report = lint([repository], CPU)
+            assemble(factories.built(backend, model), ServingSpec(), repository)
+        where = target("gpu:9.0") if backend == "tensorrt" else CPU
+        report = lint([repository], where)
         assert not report.findings, backend
         assert len(report.models) == 2
 

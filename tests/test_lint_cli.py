@@ -180,6 +180,7 @@ def test_explain(capsys):
         ([".", "--select", "CD77"], "there is no rule CD77"),
         ([".", "--triton-release", "24.99"], "Triton release '24.99' is not known"),
         ([".", "--target", "tpu"], "target 'tpu' is unknown"),
+        ([".", "--target", "gpu:nine"], "target 'gpu:nine' is unknown"),
     ],
 )
 def test_bad_arguments_are_two_lines(arguments: list[str], what: str, capsys):

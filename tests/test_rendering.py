@@ -15,7 +15,7 @@ from clip_deploy.repository import render
 from clip_deploy.repository.rendering import parse_config
 from clip_deploy.resources import templates_dir
 from clip_deploy.spec import ServingSpec, Tower
-from tests.factories import exported, word_tokenizer
+from tests.factories import built, exported, word_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,7 +37,7 @@ def _config(text: str) -> model_config_pb2.ModelConfig:
 def _rendered(
     folder: Path, tower: Tower = Tower.IMAGE, backend: str = "onnxruntime", **choices
 ) -> model_config_pb2.ModelConfig:
-    return _config(render(BACKENDS[backend].build(exported(folder, tower)), ServingSpec(**choices)))
+    return _config(render(built(backend, exported(folder, tower)), ServingSpec(**choices)))
 
 
 def test_the_image_tower_equals_the_configuration_written_by_hand(tmp_path: Path):
@@ -59,7 +59,7 @@ _DIGESTS = re.compile(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("tower", Tower)
 def test_rendered_text_is_the_golden_file(tmp_path: Path, tower: Tower, backend: str, bless: bool):
-    text = render(BACKENDS[backend].build(exported(tmp_path, tower)), ServingSpec())
+    text = render(built(backend, exported(tmp_path, tower)), ServingSpec())
     text = _DIGESTS.sub("DIGEST", text)
     golden = GOLDEN / f"{tower.model_name}.{backend}.pbtxt"
     if bless:

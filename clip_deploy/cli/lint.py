@@ -27,7 +27,10 @@ def lint(
     ] = None,
     target: Annotated[
         str,
-        typer.Option(metavar="cpu|gpu|auto", help="What they will run on; auto asks this machine."),
+        typer.Option(
+            metavar="cpu|gpu|gpu:9.0|auto",
+            help="What they will run on, and its compute capability; auto asks this machine.",
+        ),
     ] = "auto",
     triton_release: Annotated[
         Optional[str],

@@ -59,8 +59,8 @@ def write(text: str, place: Path | None) -> None:
     if str(place) == "-":
         sys.stdout.write(text)
         return
-    from clip_deploy.artifacts import replacing, storage
     from clip_deploy.errors import ConfigError
+    from clip_deploy.files import replacing, storage
 
     with storage(place, ConfigError):
         place.parent.mkdir(parents=True, exist_ok=True)

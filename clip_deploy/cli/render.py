@@ -24,7 +24,7 @@ def render_config(
     backend: Annotated[
         str,
         typer.Option(
-            help="onnxruntime (in the server's container) or python (also in the embedded server)."
+            help="onnxruntime (in the server's container), python (also in the embedded server), or tensorrt (after build-trt)."
         ),
     ] = "onnxruntime",
     repository: Annotated[
@@ -82,6 +82,13 @@ def render_config(
     version_policy: Annotated[
         str, typer.Option(metavar="POLICY", help="latest:N, all, or specific:1,3.")
     ] = "latest:1",
+    cuda_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--cuda-graphs",
+            help="For tensorrt: one CUDA graph per batch size. Off by default: it helps small batches, and costs memory and a slow start.",
+        ),
+    ] = False,
     parameter: Annotated[
         Optional[list[str]],
         typer.Option(
@@ -112,7 +119,7 @@ def render_config(
     from clip_deploy.spec import ServingSpec
 
     if backend not in BACKENDS:
-        raise ConfigError(f"backend {backend!r} is unknown", remedy=f"use {' or '.join(BACKENDS)}")
+        raise ConfigError(f"backend {backend!r} is unknown", remedy=f"use {', '.join(BACKENDS)}")
     serving = ServingSpec(
         max_batch=max_batch,
         queue_delay_us=max_queue_delay_us,
@@ -125,6 +132,7 @@ def render_config(
         timeout_action=timeout_action,
         warmup=warmup,
         version_policy=version_policy,
+        cuda_graphs=cuda_graphs,
         parameters=_parameters(parameter or []),
     )
     built = [BACKENDS[backend].build(model) for model in exported_models(builds)]
@@ -135,7 +143,7 @@ def render_config(
     for build in built:
         model = repositories.assemble(build, serving, repository, templates=templates)
         typer.echo(f"{repository / model.name} version {model.served[-1]} ({model.backend})")
-    kind = "gpu" if instance_kind == "gpu" else "auto"
+    kind = "gpu" if instance_kind == "gpu" or backend == "tensorrt" else "auto"
     require_clean(repository, target(kind), models=[build.name for build in built])
     say(
         f"next: clip-deploy smoke-test {repository}"

@@ -24,12 +24,25 @@ def smoke_test(
     repository: Annotated[
         Optional[Path],
         typer.Argument(
-            help="The model repository; the embedded server is started on it, unless --url names one."
+            help="The model repository; a server is started on it, unless --url names one."
         ),
     ] = None,
     url: Annotated[
         Optional[str],
         typer.Option(metavar="HOST:PORT", help="gRPC address of a running server to test."),
+    ] = None,
+    launcher: Annotated[
+        str,
+        typer.Option(metavar="embedded|container", help="What to start, unless --url names one."),
+    ] = "embedded",
+    triton_release: Annotated[
+        str, typer.Option(metavar="YY.MM", help="The container's release.")
+    ] = "26.05",
+    metrics_url: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="HOST:PORT", help="Metrics of the server that --url names, for its GPU."
+        ),
     ] = None,
     images: Images = None,
     concurrency: Annotated[
@@ -61,12 +74,14 @@ def smoke_test(
     found = repositories.read(repository) if repository else None
     judged = None
     if repository is not None and url is None:
-        judged = require_clean(repository, server_target("embedded", ""))
+        _require_launcher(launcher)
+        judged = require_clean(repository, server_target(launcher, triton_release))
     with Steps() as steps, contextlib.ExitStack() as stack:
         identity = None
         if url is None:
             assert found is not None  # one of the two was given
-            identity, url = stack.enter_context(_embedded(found, timeout, log, steps))
+            start = _started(launcher, triton_release, found, timeout, log, steps)
+            identity, url, metrics_url = stack.enter_context(start)
         client = stack.enter_context(TritonInferenceClient(url))
         report = run(
             client,
@@ -74,6 +89,7 @@ def smoke_test(
             identity=identity,
             concurrency=concurrency,
             images=images,
+            metrics=metrics_url,
             progress=steps,
         )
     if judged is not None:
@@ -89,14 +105,26 @@ def smoke_test(
         )
 
 
+def _require_launcher(name: str) -> None:
+    from clip_deploy.errors import ConfigError
+    from clip_deploy.servers import LAUNCHERS
+
+    if name not in LAUNCHERS:
+        raise ConfigError(f"launcher {name!r} is unknown", remedy=f"use {' or '.join(LAUNCHERS)}")
+
+
 @contextlib.contextmanager
-def _embedded(
-    repository: ModelRepository, timeout_s: float, log: Path | None, progress: Progress
-) -> Iterator[tuple[str, str]]:
-    """The identity and the gRPC address of an embedded server on free ports."""
+def _started(
+    launcher: str,
+    release: str,
+    repository: ModelRepository,
+    timeout_s: float,
+    log: Path | None,
+    progress: Progress,
+) -> Iterator[tuple[str, str, str]]:
+    """The identity, the gRPC address and the metrics address of a server on free ports."""
     from clip_deploy.servers import LAUNCHERS, ServerOptions
 
-    with LAUNCHERS["embedded"].start(
-        repository, ServerOptions(timeout_s=timeout_s, log=log), progress
-    ) as handle:
-        yield handle.identity, handle.grpc
+    options = ServerOptions(timeout_s=timeout_s, log=log, release=release)
+    with LAUNCHERS[launcher].start(repository, options, progress) as handle:
+        yield handle.identity, handle.grpc, handle.metrics

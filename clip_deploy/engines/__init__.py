@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from clip_deploy.engines import onnxruntime, python
+from clip_deploy.engines import onnxruntime, python, tensorrt
 from clip_deploy.engines.backends import Backend
 
-BACKENDS: dict[str, Backend] = {row.name: row for row in (onnxruntime.BACKEND, python.BACKEND)}
+BACKENDS: dict[str, Backend] = {
+    row.name: row for row in (onnxruntime.BACKEND, python.BACKEND, tensorrt.BACKEND)
+}
 
 __all__ = ["BACKENDS", "Backend"]

@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clip_deploy import __version__
-from clip_deploy.artifacts import (
-    MANIFEST,
-    REFERENCE,
-    TOKENIZER,
-    ExportedModel,
-    building,
-    digest,
-    digest_json,
-)
+from clip_deploy.artifacts import MANIFEST, REFERENCE, TOKENIZER, ExportedModel
 from clip_deploy.compare import Reference
 from clip_deploy.contract import Contract
 from clip_deploy.errors import ClipDeployError, ConfigError, ExportError
 from clip_deploy.export import graph, half, loading, parity, reference, sources, towers
 from clip_deploy.export import tokenizer as tokenizers
+from clip_deploy.files import building, digest, digest_json
 from clip_deploy.inputs.photographs import photographs
 from clip_deploy.inputs.texts import TextTokenizer
 from clip_deploy.progress import Progress, silent

@@ -7,8 +7,9 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from clip_deploy.artifacts import GraphFile, digest
+from clip_deploy.artifacts import GraphFile
 from clip_deploy.errors import ExportError, extra
+from clip_deploy.files import digest
 
 with extra("export"):
     import onnx

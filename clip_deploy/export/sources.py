@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clip_deploy.artifacts import digest
 from clip_deploy.errors import ConfigError, ExportError, extra
+from clip_deploy.files import digest
 
 with extra("export"):
     import open_clip

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import mmap
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -65,7 +67,8 @@ class ExternalData:
 class Graph:
     """What a linter needs of an ONNX file.
 
-    ``inputs`` are those a request must give; ``defaults`` those that an initializer stands in for.
+    ``inputs`` are those a request must give; ``defaults`` those that an initializer stands in for; ``half_share`` the
+    share of FP16 among the floating-point weights; ``weight_types`` how many weights each type has.
     """
 
     inputs: dict[str, Tensor]
@@ -75,7 +78,8 @@ class Graph:
     opsets: dict[str, int]
     external: tuple[ExternalData, ...] = ()
     half_share: float = 0.0
-    weights: int = field(default=0)
+    parameters: int = 0
+    weight_types: tuple[tuple[str, int], ...] = ()
 
 
 class Unreadable(Exception):
@@ -188,7 +192,11 @@ def _graph(model: Any, onnx: Any) -> Graph:
         name: Tensor(name, tensor.dtype, _united(tensor.shape, inferred.get(name)))
         for name, tensor in declared.items()
     }
-    halves = [tensor.data_type == 10 for tensor in graph.initializer if tensor.data_type in (1, 10)]
+    types: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        dtype = _TRITON_DTYPES.get(tensor.data_type, "other").removeprefix("TYPE_")
+        types[dtype] += math.prod(tensor.dims)
+    floats = types["FP32"] + types["FP16"]
     return Graph(
         inputs={name: tensor for name, tensor in given.items() if name not in weights},
         defaults={name: tensor for name, tensor in given.items() if name in weights},
@@ -198,8 +206,9 @@ def _graph(model: Any, onnx: Any) -> Graph:
         external=tuple(
             _external(tensor) for tensor in graph.initializer if tensor.data_location == 1
         ),
-        half_share=sum(halves) / len(halves) if halves else 0.0,
-        weights=len(weights),
+        half_share=types["FP16"] / floats if floats else 0.0,
+        parameters=types["FP32"] + types["FP16"],
+        weight_types=tuple(types.most_common()),
     )
 
 

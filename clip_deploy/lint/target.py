@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ class Target:
     """A server to be: with a GPU or without, of which release, and with which backends and repository agents.
 
     ``release_is_given`` is False where nobody said which; what depends on one exact release is not judged then.
+    ``capability`` is the GPU's compute capability, as 9.0; None where it is not known.
     """
 
     gpu: bool
@@ -39,6 +41,7 @@ class Target:
     backends: frozenset[str]
     agents: frozenset[str]
     release_is_given: bool
+    capability: str | None = None
 
 
 def target(
@@ -49,7 +52,7 @@ def target(
     agents: frozenset[str] = frozenset({"checksum"}),
     more: Iterable[str] = (),
 ) -> Target:
-    """Choose a target: ``cpu``, ``gpu``, or ``auto``, which asks whether this machine has an NVIDIA driver.
+    """Choose a target: ``cpu``, ``gpu``, ``gpu:9.0`` of that compute capability, or ``auto``, which asks this machine.
 
     Backends and agents are those of NVIDIA's container image where nothing else is said; ``more`` are backends beside
     them.
@@ -57,13 +60,31 @@ def target(
     Raises:
         ConfigError: an unknown kind or release.
     """
-    if kind not in ("cpu", "gpu", "auto"):
-        raise ConfigError(f"target {kind!r} is unknown", remedy="use cpu, gpu or auto")
-    gpu = kind == "gpu" or (kind == "auto" and shutil.which("nvidia-smi") is not None)
+    word, _, capability = kind.partition(":")
+    if word not in ("cpu", "gpu", "auto") or (capability and not _is_capability(word, capability)):
+        raise ConfigError(f"target {kind!r} is unknown", remedy="use cpu, gpu, gpu:9.0 or auto")
+    gpu = word == "gpu" or (word == "auto" and shutil.which("nvidia-smi") is not None)
     return Target(
         gpu=gpu,
         release=release(release_name or DEFAULT_RELEASE),
         backends=(backends or _CONTAINER_BACKENDS) | frozenset(more),
         agents=agents,
         release_is_given=release_name is not None,
+        capability=capability or (_capability_here() if gpu and word == "auto" else None),
     )
+
+
+def _is_capability(word: str, text: str) -> bool:
+    major, dot, minor = text.partition(".")
+    return word == "gpu" and bool(dot) and major.isdecimal() and minor.isdecimal()
+
+
+def _capability_here() -> str | None:
+    """The compute capability of this machine's first GPU, as 9.0."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.split()
+    return lines[0] if done.returncode == 0 and lines else None

@@ -9,17 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clip_deploy.artifacts import (
-    MANIFEST,
-    REFERENCE,
-    TOKENIZER,
-    ModelRepository,
-    RepositoryModel,
-    replacing,
-    storage,
-)
+from clip_deploy.artifacts import MANIFEST, REFERENCE, TOKENIZER, ModelRepository, RepositoryModel
 from clip_deploy.compare import Reference
 from clip_deploy.errors import ConfigError
+from clip_deploy.files import replacing, storage
 from clip_deploy.repository.rendering import WARMUP_FOLDER, parse_config, render, warmup_samples
 
 if TYPE_CHECKING:

@@ -48,9 +48,14 @@ def render(build: EngineBuild, serving: ServingSpec, *, templates: Path | None =
     Raises:
         ConfigError: contradictory choices, or a template that Triton's schema refuses.
     """
+    if serving.cuda_graphs and build.backend != "tensorrt":
+        raise ConfigError(
+            f"CUDA graphs with backend {build.backend}",
+            remedy="drop --cuda-graphs, or use --backend tensorrt",
+        )
     max_batch = _max_batch(build, serving)
     contract = build.exported.contract
-    parameters = dict(serving.parameters) | contract.to_parameters()
+    parameters = dict(serving.parameters) | contract.to_parameters() | dict(build.parameters)
     if (data := build.exported.tokenizer_data()) is not None:
         parameters[PREFIX + "tokenizer"] = pack(data)
     context = {
@@ -85,12 +90,12 @@ def warmup_samples(build: EngineBuild, serving: ServingSpec) -> list[WarmupSampl
 
 
 def _max_batch(build: EngineBuild, serving: ServingSpec) -> int:
-    checked = build.exported.max_batch
+    checked = build.largest_batch
     wanted = checked if serving.max_batch is None else serving.max_batch
     if wanted > checked:
         raise ConfigError(
             f"max batch {wanted} for {build.name}, which was checked up to {checked}",
-            remedy=f"export it with --max-batch {wanted}, or render with {checked} or less",
+            remedy=f"export and build it with --max-batch {wanted}, or render with {checked} or less",
         )
     if too_large := [size for size in serving.preferred_batch_sizes if not 1 <= size <= wanted]:
         raise ConfigError(

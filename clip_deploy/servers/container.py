@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clip_deploy.errors import MissingDependency
 from clip_deploy.progress import Progress, silent
+from clip_deploy.releases import IMAGE
 from clip_deploy.servers.handle import Ports, await_ready
 from clip_deploy.servers.launchers import (
     Launch,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from clip_deploy.artifacts import ModelRepository
     from clip_deploy.servers.handle import ServerHandle
 
-IMAGE = "nvcr.io/nvidia/tritonserver:{release}-py3"
 _INSIDE = Ports(http=8000, grpc=8001, metrics=8002)
 
 

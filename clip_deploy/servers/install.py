@@ -19,8 +19,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from clip_deploy.artifacts import building, write_json
 from clip_deploy.errors import MissingDependency
+from clip_deploy.files import building, write_json
 from clip_deploy.progress import Progress, silent
 from clip_deploy.resources import cache_dir
 from clip_deploy.servers import libpython

@@ -14,8 +14,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from clip_deploy.artifacts import building
 from clip_deploy.errors import MissingDependency
+from clip_deploy.files import building
 from clip_deploy.resources import cache_dir
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from clip_deploy.artifacts import ModelRepository
     from clip_deploy.client import TritonInferenceClient
-    from clip_deploy.smoke.checks import Outcome
+    from clip_deploy.smoke.outcome import Outcome
 
 
 def smoke_test(
@@ -30,6 +30,7 @@ def smoke_test(
     identity: str | None = None,
     concurrency: int = 100,
     images: Path | None = None,
+    metrics: str | None = None,
     progress: Progress = silent,
 ) -> Report:
     """Run every check against a server and report all of them, whatever fails.
@@ -40,6 +41,7 @@ def smoke_test(
         identity: the ``--id`` that the server was started with.
         concurrency: how many requests to send at once.
         images: a folder of the user's own photographs, with ``captions.json`` where it has one.
+        metrics: ``host:port`` of the server's Prometheus metrics, where they are known.
 
     Raises:
         ServerError: nobody answers, or no encoder of ours is on the server.
@@ -52,6 +54,7 @@ def smoke_test(
         concurrency=concurrency,
         pictures=photographs(images) if images else None,
         targets=targets_of(client, repository),
+        metrics=metrics,
     )
     run = _Runner(progress)
     checks = [run(name, partial(check, subject)) for name, check in SERVER_CHECKS]

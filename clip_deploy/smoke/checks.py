@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,15 @@ from clip_deploy.compare import agreement, norm_error, row_influence, spread, wo
 from clip_deploy.contract import PREFIX
 from clip_deploy.errors import ServerError, ServerTimeout, ServerUnavailable
 from clip_deploy.inputs.images import to_pixels
-from clip_deploy.report import Status
+from clip_deploy.smoke import gpu
 from clip_deploy.smoke.crowd import alone, send_crowd
+from clip_deploy.smoke.outcome import outcome, skipped
 from clip_deploy.spec import Tower
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
+    from clip_deploy.smoke.outcome import Outcome
     from clip_deploy.smoke.subject import Subject, Target
 
 # A first answer that takes this many times as long as later ones, and a second at least: warmup did not happen.
@@ -30,33 +29,15 @@ _FIRST_ANSWER_FLOOR_S = 1.0
 _LATER_ANSWERS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one check; see ``report.Check``."""
-
-    status: Status
-    figure: str
-    remedy: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _outcome(holds: bool, figure: str, remedy: str, **data: Any) -> Outcome:
-    return Outcome(Status.PASSED if holds else Status.FAILED, figure, "" if holds else remedy, data)
-
-
-def _skipped(why: str) -> Outcome:
-    return Outcome(Status.SKIPPED, why)
-
-
 def identity(subject: Subject) -> Outcome:
     """A port can answer although the server that was started is dead: somebody else's does."""
     server = subject.client.connection.server()
     figure = f"Triton {server.version}, id {server.name}"
     if subject.identity is None:
-        return _outcome(
+        return outcome(
             subject.client.connection.is_live(), figure, "", version=server.version, id=server.name
         )
-    return _outcome(
+    return outcome(
         server.name == subject.identity,
         figure,
         f"another server answers at {subject.client.connection.url}: stop it, or choose another port",
@@ -75,7 +56,7 @@ def index(subject: Subject) -> Outcome:
             for t in subject.targets
             if not any(name.startswith(f"{t.name}:") for name in ready)
         ]
-        return _outcome(
+        return outcome(
             not missing,
             f"{len(ready)} ready: {', '.join(ready)}",
             f"load {', '.join(missing)}",
@@ -85,24 +66,24 @@ def index(subject: Subject) -> Outcome:
         f"{m.name}:{version}" for m in subject.repository.models for version in m.served
     )
     if ready == wanted:
-        return _outcome(True, ", ".join(ready), "", index=states)
+        return outcome(True, ", ".join(ready), "", index=states)
     lacking = [f"{name} is {states.get(name, 'absent')}" for name in wanted if name not in ready]
     strange = [f"{name} was not expected" for name in ready if name not in wanted]
-    return _outcome(
+    return outcome(
         False, "; ".join(lacking + strange), "serve this repository and no other", index=states
     )
 
 
 def files(subject: Subject, target: Target) -> Outcome:
     if target.exported is None:
-        return _skipped("the repository is not at hand")
+        return skipped("the repository is not at hand")
     damaged = target.exported.damaged_files()
     figure = (
         f"graph {target.exported.graph.sha256[:12]}"
         if not damaged
         else f"changed: {', '.join(damaged)}"
     )
-    return _outcome(
+    return outcome(
         not damaged, figure, "render the model again", graph_sha256=target.exported.graph.sha256
     )
 
@@ -131,9 +112,7 @@ def descriptions(subject: Subject, target: Target) -> Outcome:
         if target.exported
         else "metadata = config (no manifest at hand)"
     )
-    return _outcome(
-        not faults, "; ".join(faults) or against, "render the model again and reload it"
-    )
+    return outcome(not faults, "; ".join(faults) or against, "render the model again and reload it")
 
 
 def first_answer(subject: Subject, target: Target) -> Outcome:
@@ -142,7 +121,7 @@ def first_answer(subject: Subject, target: Target) -> Outcome:
     first = _seconds(subject, target, row)
     later = median(_seconds(subject, target, row) for _ in range(_LATER_ANSWERS))
     slow = first > max(_FIRST_ANSWER_FLOOR_S, _FIRST_ANSWER_RATIO * later)
-    return _outcome(
+    return outcome(
         not slow,
         f"first {first * 1000:.0f} ms, later {later * 1000:.0f} ms",
         "render it with --warmup, so that the server is not ready before the model is warm",
@@ -154,7 +133,7 @@ def first_answer(subject: Subject, target: Target) -> Outcome:
 def replay(subject: Subject, target: Target) -> Outcome:
     """The reference inputs through the server, against torch's answers."""
     if target.reference is None:
-        return _skipped("no reference at hand: name the repository too")
+        return skipped("no reference at hand: name the repository too")
     expected = target.reference.outputs
     sizes = sorted({1, min(2, target.max_batch), target.max_batch})
     parts = []
@@ -169,7 +148,7 @@ def replay(subject: Subject, target: Target) -> Outcome:
         "; ".join(faults) or f"{result}, {result.rows} rows at batches {', '.join(map(str, sizes))}"
     )
     remedy = "do not serve this model: find out whether pixels, tokens, graph or engine differ"
-    return _outcome(
+    return outcome(
         not faults,
         figure,
         remedy,
@@ -192,7 +171,7 @@ def unit_length(subject: Subject, target: Target) -> Outcome:
         if holds
         else f"norm error {error:.1e}, spread {variety:.1e}"
     )
-    return _outcome(
+    return outcome(
         holds,
         figure,
         "export the model again; do not serve this one",
@@ -206,7 +185,7 @@ def independence(subject: Subject, target: Target) -> Outcome:
     influence = row_influence(
         lambda rows: subject.ask(target, rows), target.inputs, target.max_batch
     )
-    return _outcome(
+    return outcome(
         influence <= target.limits.independence,
         f"one row changes by {influence:.1g}, alone or in a batch of {target.max_batch}",
         "the graph or the engine mixes rows of a batch: do not serve it",
@@ -232,7 +211,7 @@ def crowd(subject: Subject, target: Target) -> Outcome:
         if result.errors
         else "do not serve this model"
     )
-    return _outcome(
+    return outcome(
         result.right == n, figure, remedy, requests=n, right=result.right, p50_s=p50, p99_s=p99
     )
 
@@ -240,15 +219,15 @@ def crowd(subject: Subject, target: Target) -> Outcome:
 def batches(subject: Subject, target: Target) -> Outcome:
     """Single requests must leave in company: fewer executions than requests."""
     if target.served.max_batch < 2:
-        return _skipped("the model takes one row at a time")
+        return skipped("the model takes one row at a time")
     if subject.concurrency < 2:
-        return _skipped("only one request was sent")
+        return skipped("only one request was sent")
     result = send_crowd(subject, target)
     formed = 0 < result.executions < result.inferences
     figure = f"{result.inferences} requests in {result.executions} batches; size×times: {_drawn(result.histogram)}"
     remedy = "raise --max-queue-delay, and see that dynamic_batching is in the model's config"
     histogram = {str(size): count for size, count in result.histogram.items()}
-    return _outcome(
+    return outcome(
         formed,
         figure,
         remedy,
@@ -279,7 +258,7 @@ def refusals(subject: Subject, target: Target) -> Outcome:
     figure = f"{len(wrong) - len(accepted)} of {len(wrong)} refused, still answering"
     if accepted or not alive:
         figure = f"accepted: {', '.join(accepted) or 'none'}; {'alive' if alive else 'no right answer afterwards'}"
-    return _outcome(
+    return outcome(
         not accepted and alive,
         figure,
         "render the model again: its config does not guard it",
@@ -290,7 +269,7 @@ def refusals(subject: Subject, target: Target) -> Outcome:
 def pictures(subject: Subject, target: Target) -> Outcome:
     """The user's own photographs: one request each, then all in batches; the same vectors, and no two alike."""
     if subject.pictures is None:
-        return _skipped("no --images given")
+        return skipped("no --images given")
     preprocess = target.served.contract.preprocess
     assert preprocess is not None  # an image encoder's contract has it
     rows = to_pixels(subject.pictures.paths, preprocess)
@@ -299,7 +278,7 @@ def pictures(subject: Subject, target: Target) -> Outcome:
     faults = agreement(together, alone).faults(target.limits)
     if spread(alone) <= target.limits.max_error:
         faults.append("all have the same vector")
-    return _outcome(
+    return outcome(
         not faults,
         "; ".join(faults) or f"{len(rows)} pictures, each right",
         "look at these pictures",
@@ -311,23 +290,23 @@ def pairs(subject: Subject) -> Outcome:
     """Photographs find their captions, as often as torch says they should, or, for the user's own, mostly."""
     image, text = subject.target(Tower.IMAGE), subject.target(Tower.TEXT)
     if image is None or text is None:
-        return _skipped("it takes both encoders")
+        return skipped("it takes both encoders")
     if not image.served.contract.trained:
-        return _skipped("random weights find nothing")
+        return skipped("random weights find nothing")
     if subject.pictures is not None and any(subject.pictures.captions):
         return _own_pairs(subject, image, text)
     if image.reference is None or text.reference is None:
-        return _skipped("no reference at hand: name the repository too")
+        return skipped("no reference at hand: name the repository too")
     captions = [caption for caption in image.reference.captions if caption]
     if len(captions) < 2:
-        return _skipped("the reference has no captions")
+        return skipped("the reference has no captions")
     photos = [i for i, caption in enumerate(image.reference.captions) if caption]
     sentences = [text.reference.labels.index(caption) for caption in captions]
     ours = _ranked_first(alone(subject, image)[photos], alone(subject, text)[sentences])
     torchs = _ranked_first(image.reference.outputs[photos], text.reference.outputs[sentences])
     right, expected = _own_place(ours), _own_place(torchs)
     figure = f"{right} of {len(ours)} photographs find their caption first (torch: {expected})"
-    return _outcome(
+    return outcome(
         bool((ours == torchs).all()),
         figure,
         "the towers do not belong together",
@@ -345,7 +324,7 @@ def _own_pairs(subject: Subject, image: Target, text: Target) -> Outcome:
     right = _own_place(_ranked_first(*embeddings))
     figure = f"{right} of {len(captions)} of your pictures find their caption first"
     remedy = "either the captions do not fit the pictures, or the towers do not belong together"
-    return _outcome(2 * right > len(captions), figure, remedy, right=right, pictures=len(captions))
+    return outcome(2 * right > len(captions), figure, remedy, right=right, pictures=len(captions))
 
 
 def _ranked_first(images: NDArray[np.float32], texts: NDArray[np.float32]) -> NDArray[np.intp]:
@@ -392,5 +371,10 @@ MODEL_CHECKS = (
     ("batches form", batches, Tower),
     ("wrong requests are refused", refusals, Tower),
     ("your pictures agree in batches", pictures, (Tower.IMAGE,)),
+    ("it runs on the GPU", gpu.instances, Tower),
+    ("the plan is the repository's", gpu.plan, Tower),
 )
-CLOSING_CHECKS = (("photographs find their captions", pairs),)
+CLOSING_CHECKS = (
+    ("photographs find their captions", pairs),
+    ("the GPU works", gpu.works),
+)

@@ -54,10 +54,11 @@ def alone(subject: Subject, target: Target) -> NDArray[np.float32]:
 
 def send_crowd(subject: Subject, target: Target) -> Crowd:
     """Send all requests at the same moment, once for all checks; the server's counters are read before and after."""
-    return subject.once(("crowd", target.tower), lambda: _send(subject, target))
+    return subject.once(("crowd", target.tower), lambda: send(subject, target))
 
 
-def _send(subject: Subject, target: Target) -> Crowd:
+def send(subject: Subject, target: Target) -> Crowd:
+    """Send all requests at the same moment, now."""
     expected = target.reference.outputs if target.reference else alone(subject, target)
     start = Barrier(subject.concurrency)
 

@@ -76,6 +76,7 @@ class Subject:
     concurrency: int
     pictures: Photographs | None
     targets: tuple[Target, ...]
+    metrics: str | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def ask(self, target: Target, rows: NDArray[Any]) -> NDArray[np.float32]:

@@ -7,9 +7,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from clip_deploy.lint import graph as graphs
-from clip_deploy.lint import plan as plans
 from clip_deploy.lint.disk import head, names_in
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
+from clip_deploy.plan import read_header
 from clip_deploy.releases import first_that_reads
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def graph_too_new(model: Model, target: Target) -> Iterator[Hit]:
 )
 def not_a_plan(model: Model, target: Target) -> Iterator[Hit]:
     for path in _plans(model):
-        header = plans.read(path)
+        header = read_header(path)
         if path.stat().st_size and header is None:
             yield Hit(f"{_inside(model, path)} is not a TensorRT plan", file=path)
         elif header is not None and header.product != "TensorRT":
@@ -271,7 +271,7 @@ def plan_of_another_tensorrt(model: Model, target: Target) -> Iterator[Hit]:
         else f"at least {_dotted(least)} and at most {_dotted(most)}"
     )
     for path in _plans(model):
-        header = plans.read(path)
+        header = read_header(path)
         if header and header.product == "TensorRT" and not least <= header.version[:3] <= most:
             yield Hit(
                 f"{_inside(model, path)} was built by {header}; Triton {target.release.name} has TensorRT {known}",

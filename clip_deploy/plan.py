@@ -23,7 +23,7 @@ class PlanHeader:
         return f"{self.product} {'.'.join(map(str, self.version))}"
 
 
-def read(path: Path) -> PlanHeader | None:
+def read_header(path: Path) -> PlanHeader | None:
     """The header, or None for a file that is no plan. Bytes 24 to 27 hold the version, as NVIDIA's samples read it."""
     with path.open("rb") as file:
         head = file.read(28)

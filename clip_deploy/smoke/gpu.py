@@ -1,0 +1,103 @@
+"""Checks of a server with a GPU; elsewhere each says why it was not made."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from typing import TYPE_CHECKING
+
+from clip_deploy.contract import PREFIX
+from clip_deploy.errors import ServerUnavailable
+from clip_deploy.files import digest
+from clip_deploy.smoke.crowd import send
+from clip_deploy.smoke.outcome import outcome, skipped
+from clip_deploy.triton_schema import model_config_pb2
+
+if TYPE_CHECKING:
+    from clip_deploy.smoke.outcome import Outcome
+    from clip_deploy.smoke.subject import Subject, Target
+
+_KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+_PLAN = "model.plan"
+_UPDATE_S = 10.0
+_SAMPLE = re.compile(
+    r"^(nv_gpu_[a-z_]+|nv_energy_consumption)\{[^}]*\} ([0-9.e+-]+)$", re.MULTILINE
+)
+
+
+def instances(subject: Subject, target: Target) -> Outcome:
+    """Every instance on a GPU: one that fell back to the CPU answers rightly, and thirty times slower."""
+    config = subject.client.connection.config(target.name, target.version)
+    groups = list(config.instance_group)
+    on_gpu = [group for group in groups if group.kind == _KIND_GPU]
+    if not on_gpu:
+        return skipped("the server runs it on the CPU, as its config says")
+    devices = sorted({gpu for group in on_gpu for gpu in group.gpus})
+    count = sum(group.count * max(len(group.gpus), 1) for group in on_gpu)
+    figure = f"{count} on GPU {', '.join(map(str, devices)) or '?'}"
+    strays = [group.name for group in groups if group.kind != _KIND_GPU]
+    return outcome(
+        not strays and bool(devices),
+        f"{figure}; elsewhere: {', '.join(strays)}" if strays else figure,
+        "render it with --instance-kind gpu",
+        instances=count,
+        gpus=devices,
+    )
+
+
+def plan(subject: Subject, target: Target) -> Outcome:
+    """The digest in the served config is that of the plan in the repository: nobody loads another engine unseen."""
+    config = subject.client.connection.config(target.name, target.version)
+    told = config.parameters[f"{PREFIX}plan_sha256"].string_value
+    if not told:
+        return skipped("it is no TensorRT plan")
+    if subject.repository is None or target.exported is None:
+        return skipped("the repository is not at hand")
+    path = target.exported.directory / _PLAN
+    found = digest([path]) if path.is_file() else "no plan"
+    figure = f"plan {told[:12]}"
+    return outcome(
+        found == told,
+        figure if found == told else f"served {told[:12]}, in the repository {found[:12]}",
+        "reload the model",
+        plan_sha256=told,
+    )
+
+
+def works(subject: Subject) -> Outcome:
+    """The GPU's own counters move while requests are answered, and say how much memory is taken."""
+    if subject.metrics is None:
+        return skipped("the metrics address is not known; name it with --metrics-url")
+    before = _samples(subject.metrics)
+    if "nv_energy_consumption" not in before:
+        return skipped("the server has no GPU metrics")
+    spent, after, deadline = 0.0, before, time.monotonic() + _UPDATE_S
+    while spent <= 0 and time.monotonic() < deadline:  # Triton reads the counters every two seconds
+        for target in subject.targets:
+            send(subject, target)
+        after = _samples(subject.metrics)
+        spent = after["nv_energy_consumption"] - before["nv_energy_consumption"]
+    used = after.get("nv_gpu_memory_used_bytes", 0.0)
+    return outcome(
+        spent > 0,
+        f"{spent:.0f} J under load, {used / 2**30:.1f} GB of its memory taken",
+        "the requests are answered elsewhere: look at the instance groups",
+        joules=spent,
+        memory_bytes=used,
+    )
+
+
+def _samples(address: str) -> dict[str, float]:
+    """GPU metrics, summed over the GPUs."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            text = answer.read().decode("utf-8", "replace")
+    except OSError as error:
+        raise ServerUnavailable(
+            f"no metrics at {address}: {error}", remedy="start Triton with metrics"
+        ) from error
+    found: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        found[name] = found.get(name, 0.0) + float(value)
+    return found

@@ -1,0 +1,520 @@
+"""TensorRT plans without a GPU: what is refused and why, what is read back, and the real parser and Polygraphy on a CPU."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from clip_deploy import releases
+from clip_deploy.artifacts import BuiltPlan
+from clip_deploy.cli import main
+from clip_deploy.engines import BACKENDS
+from clip_deploy.engines.tensorrt import PLAN, building, container, plan_folder
+from clip_deploy.engines.tensorrt.building import BuildOptions, Made, keep
+from clip_deploy.engines.tensorrt.reading import PlanFacts, half_share, require
+from clip_deploy.errors import ConfigError, EngineError, MissingDependency
+from clip_deploy.progress import silent
+from clip_deploy.repository import assemble, render
+from clip_deploy.spec import BatchProfile, Precision, ServingSpec, Tower
+from tests.factories import built, exported, plan_bytes, planned
+from tests.lint_examples import GRAPHS, tower_graph
+
+HERE = Path(__file__).parent
+ENGINES = HERE.parent / "clip_deploy" / "engines"
+
+
+# --- what is asked ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["8", "1:8", "1:8:", "a:b:c", "2:4:8", "0:1:2", "1:9:8", "1:8:32:64"]
+)
+def test_a_profile_that_is_none_is_refused(text: str):
+    with pytest.raises(ConfigError) as caught:
+        BatchProfile.parse(text)
+    assert "1:8:32" in caught.value.remedy or "begin at 1" in caught.value.remedy
+
+
+def test_a_profile_has_the_largest_batch_that_was_checked(tmp_path: Path):
+    model = exported(tmp_path, max_batch=16)
+    assert str(BuildOptions().profile_for(model)) == "1:4:16"
+    assert str(BuildOptions(BatchProfile(1, 2, 8)).profile_for(model)) == "1:2:8"
+    with pytest.raises(ConfigError, match="checked up to 16"):
+        BuildOptions(BatchProfile(1, 8, 32)).profile_for(model)
+
+
+def test_options_that_nobody_has_are_refused():
+    with pytest.raises(ConfigError, match="turing"):
+        BuildOptions(hardware="turing+")
+    with pytest.raises(ConfigError, match=r"99\.01"):
+        BuildOptions(release="99.01")
+
+
+# --- the machine and the release -------------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_driver_is_told_before_anything_heavy_is_imported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def no_library(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", no_library)
+    for name in ("tensorrt", "polygraphy", "onnx"):
+        monkeypatch.setitem(sys.modules, name, None)
+    exported(tmp_path)
+    assert main(["build-trt", str(tmp_path)]) == 3
+    err = capsys.readouterr().err
+    assert "no NVIDIA driver" in err
+    assert "--check" in err
+
+
+@pytest.mark.parametrize(
+    ("present", "version", "complaint"),
+    [
+        (set(), (0,), "tensorrt is not installed"),
+        ({"tensorrt"}, (10, 16), "polygraphy is not installed"),
+        ({"tensorrt", "polygraphy"}, (10, 4, 0), "TensorRT 10.4.0 is too old"),
+    ],
+)
+def test_what_a_gpu_machine_lacks_is_named(
+    monkeypatch, present: set, version: tuple, complaint: str
+):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name: (
+            (object() if name in present else None)
+            if name in ("tensorrt", "polygraphy")
+            else find(name)
+        ),
+    )
+    monkeypatch.setattr(building, "installed_version", lambda: version)
+    with pytest.raises(MissingDependency, match=complaint):
+        building.require_machine()
+
+
+def test_a_release_with_another_tensorrt_is_refused_with_the_one_that_fits():
+    known = [each for each in releases.releases().values() if each.tensorrt]
+    for each in known:
+        version = tuple(int(part) for part in each.tensorrt.split(".")[:3])
+        building.require_release(each.name, version)
+    oldest, newest = known[0], known[-1]
+    version = tuple(int(part) for part in newest.tensorrt.split(".")[:3])
+    with pytest.raises(EngineError) as caught:
+        building.require_release(oldest.name, version)
+    assert f"fits {newest.name}" in str(caught.value) or newest.name in str(caught.value)
+    assert f"--in-container --triton-release {oldest.name}" in caught.value.remedy
+
+
+def test_a_release_whose_tensorrt_is_unknown_is_held_between_its_neighbours():
+    rows = list(releases.releases().values())
+    unknown = next(
+        (row for row in rows[1:-1] if row.tensorrt is None and row.tensorrt_bounds()), None
+    )
+    if unknown is None:
+        pytest.skip("every release between two known ones is known")
+    least, most = unknown.tensorrt_bounds()
+    building.require_release(unknown.name, least)
+    building.require_release(unknown.name, most)
+    with pytest.raises(EngineError):
+        building.require_release(unknown.name, (1, 0, 0))
+    building.require_release(None, (1, 0, 0))
+
+
+# --- what is read back -----------------------------------------------------------------------------------------------
+
+
+def _layer(name: str, *types: str) -> dict:
+    return {"Name": name, "Outputs": [{"Name": "t", "Format/Datatype": t} for t in types]}
+
+
+@pytest.mark.parametrize(
+    ("layers", "share"),
+    [
+        ({"Layers": [_layer("a", "Half"), _layer("b", "Row major linear FP16 format")]}, 1.0),
+        ({"Layers": [_layer("a", "Float"), _layer("b", "Half"), _layer("ids", "Int32")]}, 0.5),
+        ({"Layers": [_layer("a", "Float"), _layer("b", "Row major linear FP32")]}, 0.0),
+        ({"Layers": ["names only", "no types"], "Bindings": ["x"]}, None),
+        ({}, None),
+    ],
+)
+def test_the_half_share_of_an_inspectors_layers(layers: dict, share: float | None):
+    assert half_share(json.dumps(layers)) == share
+
+
+def _facts(model, profile: BatchProfile, share: float | None = 0.9, **changes) -> PlanFacts:
+    contract = model.contract
+    values = {
+        "tensors": {
+            t.name: (side, t.dtype, (-1, *t.shape))
+            for side, t in (("input", contract.input), ("output", contract.output))
+        },
+        "profile": {
+            contract.input.name: tuple(
+                (size, *contract.input.shape)
+                for size in (profile.least, profile.best, profile.most)
+            )
+        },
+        "half_share": share,
+    }
+    return PlanFacts(**(values | changes))
+
+
+def test_a_plan_that_is_not_what_was_asked_is_refused(tmp_path: Path):
+    half = exported(tmp_path, graph=b"x" * 1000, precision=Precision.FP16)
+    profile = BatchProfile(1, 8, 32)
+    size = half.graph.size_bytes
+    require(_facts(half, profile), half, profile, size)
+    require(_facts(half, profile, share=None), half, profile, size)  # the size tells
+    for facts, bytes_, complaint in (
+        (_facts(half, profile, share=0.0), 2 * size, "FP16 was asked for, and 0% layers"),
+        (_facts(half, profile, share=None), 2 * size, "FP16 was asked for, and no layers"),
+        (_facts(half, BatchProfile(1, 8, 16)), size, "its profile is"),
+        (_facts(half, profile, tensors={}), size, "its tensors are"),
+    ):
+        with pytest.raises(EngineError, match=complaint):
+            require(facts, half, profile, bytes_)
+
+
+def test_fp32_plans_need_no_half(tmp_path: Path):
+    model, profile = exported(tmp_path), BatchProfile(1, 8, 32)
+    require(_facts(model, profile, share=0.0), model, profile, 10**9)
+
+
+def _builder(data: bytes, share: float = 0.9, fail: Exception | None = None):
+    def run(model, profile, options, folder):
+        (folder / PLAN).write_bytes(data)
+        if fail:
+            raise fail
+        return Made(
+            _facts(model, profile, share), {"gpu": "NVIDIA H200", "compute_capability": "9.0"}
+        )
+
+    return run
+
+
+def test_a_plan_is_kept_with_its_provenance_and_rendered(tmp_path: Path):
+    model = exported(tmp_path / "build")
+    cache = tmp_path / "timing.cache"
+    cache.write_bytes(b"kernels")
+    options = BuildOptions(BatchProfile(1, 4, 16), timing_cache=cache, hardware="ampere+")
+    plan = keep(model, options, _builder(plan_bytes(10, 16, 1, 11)), silent)
+    assert plan == BuiltPlan.read(plan_folder(model))
+    assert plan.provenance["tensorrt"] == "TensorRT 10.16.1.11"
+    assert plan.provenance["graph_sha256"] == model.graph.sha256
+    assert plan.provenance["hardware_compatibility"] == "ampere+"
+    assert len(plan.provenance["timing_cache_sha256"]) == 64
+    assemble(BACKENDS["tensorrt"].build(model), ServingSpec(), tmp_path / "models")
+    folder = tmp_path / "models" / model.name
+    config = (folder / "config.pbtxt").read_text()
+    assert 'backend: "tensorrt"' in config
+    assert "max_batch_size: 16" in config
+    assert "KIND_GPU" in config
+    assert plan.sha256 in config
+    assert sorted(path.name for path in (folder / "1").iterdir()) == [
+        *("engine.json", "manifest.json", "model.plan", "reference.npz")
+    ]
+
+
+@pytest.mark.parametrize(
+    "builder",
+    [
+        _builder(plan_bytes(1, 7, 1, 116, product=b"vtrt")),
+        _builder(b"not a plan at all, but long enough"),
+        _builder(plan_bytes(10, 16, 1, 11), fail=EngineError("it broke", remedy="mend it")),
+    ],
+    ids=["TensorRT for RTX", "rubbish", "a failure"],
+)
+def test_a_build_that_fails_leaves_the_former_plan(tmp_path: Path, builder):
+    model = planned(exported(tmp_path))
+    before = (plan_folder(model) / PLAN).read_bytes()
+    with pytest.raises(EngineError):
+        keep(model, BuildOptions(), builder, silent)
+    assert (plan_folder(model) / PLAN).read_bytes() == before
+    assert [path.name for path in model.directory.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_damaged_export_is_not_built(tmp_path: Path):
+    model = exported(tmp_path)
+    (model.directory / "model.onnx").write_bytes(b"something else")
+    with pytest.raises(ConfigError, match=r"is damaged: model\.onnx"):
+        keep(model, BuildOptions(), _builder(plan_bytes(10, 16, 1, 11)), silent)
+
+
+@pytest.mark.parametrize(
+    "damage", ["no plan", "another graph", "another plan", "no manifest", "rubbish"]
+)
+def test_a_plan_that_is_not_the_exports_is_not_rendered(tmp_path: Path, damage: str):
+    model = exported(tmp_path)
+    if damage != "no plan":
+        planned(model)
+    folder = plan_folder(model)
+    if damage == "another graph":
+        text = (folder / "engine.json").read_text().replace(model.graph.sha256, "0" * 64)
+        (folder / "engine.json").write_text(text)
+    elif damage == "another plan":
+        (folder / PLAN).write_bytes(plan_bytes(11, 0, 0, 1))
+    elif damage == "no manifest":
+        (folder / "engine.json").unlink()
+    elif damage == "rubbish":
+        (folder / "engine.json").write_text("[" * 5000)
+    with pytest.raises(ConfigError) as caught:
+        BACKENDS["tensorrt"].build(model)
+    assert "build-trt" in caught.value.remedy
+
+
+def test_the_profile_bounds_what_is_served(tmp_path: Path):
+    build = BACKENDS["tensorrt"].build(planned(exported(tmp_path), "1:4:8"))
+    assert "max_batch_size: 8" in render(build, ServingSpec())
+    with pytest.raises(ConfigError, match="checked up to 8"):
+        render(build, ServingSpec(max_batch=16))
+    with pytest.raises(ConfigError, match="does not run as instance kind cpu"):
+        render(build, ServingSpec(kind="cpu"))
+
+
+def test_cuda_graphs_are_for_tensorrt_and_off_by_default(tmp_path: Path):
+    build = built("tensorrt", exported(tmp_path / "a"))
+    assert "graphs" not in render(build, ServingSpec())
+    assert "cuda { graphs: true }" in render(build, ServingSpec(cuda_graphs=True))
+    with pytest.raises(ConfigError, match="CUDA graphs with backend python"):
+        render(built("python", exported(tmp_path / "b")), ServingSpec(cuda_graphs=True))
+
+
+# --- inside the serving image ----------------------------------------------------------------------------------------
+
+
+def test_trtexec_is_told_to_be_strongly_typed_where_that_is_a_flag(tmp_path: Path):
+    model, profile = exported(tmp_path), BatchProfile(1, 8, 32)
+    ten = container.trtexec_command(model, profile, BuildOptions(release="26.05"))
+    eleven = container.trtexec_command(model, profile, BuildOptions(release="26.06"))
+    assert "--stronglyTyped" in ten
+    assert "--stronglyTyped" not in eleven
+    for command in (ten, eleven):
+        assert "--minShapes=pixel_values:1x3x224x224" in command
+        assert "--maxShapes=pixel_values:32x3x224x224" in command
+        assert not any("fp16" in part.lower() or "workspace" in part for part in command)
+
+
+def test_the_container_sees_the_export_read_only_and_no_network(tmp_path: Path):
+    model = exported(tmp_path)
+    options = BuildOptions(
+        release="26.05", timing_cache=tmp_path / "cache" / "t", hardware="same-cc"
+    )
+    command = container.docker_command(model, BatchProfile(1, 8, 32), options, tmp_path / "plan")
+    assert f"--volume={model.directory}:/export:ro" in command
+    assert "--network=none" in command
+    assert "nvcr.io/nvidia/tritonserver:26.05-py3" in command
+    assert "--timingCacheFile=/cache/t" in command
+    assert "--hardwareCompatibilityLevel=sameComputeCapability" in command
+
+
+def test_a_container_needs_a_release_and_docker(tmp_path: Path, capsys, monkeypatch):
+    exported(tmp_path)
+    assert main(["build-trt", str(tmp_path), "--in-container"]) == 2
+    assert "--triton-release" in capsys.readouterr().err
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    arguments = ["build-trt", str(tmp_path), "--in-container", "--triton-release", "26.05"]
+    assert main(arguments) == 3
+    assert "no docker command" in capsys.readouterr().err
+
+
+def test_trtexecs_failure_is_told_in_its_own_words(tmp_path: Path, monkeypatch):
+    model = exported(tmp_path)
+    done = subprocess.CompletedProcess([], 1, "[I] parsing\n[E] Error[4]: unsupported\n", "")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/docker")
+    with pytest.raises(EngineError, match=r"code 1: \[E\] Error\[4\]: unsupported") as caught:
+        container.build(model, BuildOptions(release="26.05"))
+    assert "docker run" in caught.value.remedy
+
+
+# --- TensorRT 10 and 11 ----------------------------------------------------------------------------------------------
+
+# What TensorRT 11 no longer has, and what 10 calls deprecated: names that no line of ours may touch.
+REMOVED = {
+    *("FP16", "BF16", "INT8", "FP8", "OBEY_PRECISION_CONSTRAINTS", "PREFER_PRECISION_CONSTRAINTS"),
+    *("precision", "set_output_type", "supports_model", "max_workspace_size", "int8_calibrator"),
+    *("platform_has_fast_fp16", "EXPLICIT_BATCH", "algorithm_selector", "num_bindings"),
+    *("get_binding_shape", "get_profile_shape", "build_engine", "max_batch_size"),
+}
+
+
+def test_nothing_that_tensorrt_11_lacks_is_touched():
+    for path in (ENGINES / "tensorrt").glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        used = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute))
+            and ast.unparse(node.value).split(".")[0] in ("trt", "engine", "builder", "network", "config", "parser")
+        }  # fmt: skip
+        used |= {
+            keyword.arg
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "CreateConfig"
+            for keyword in node.keywords
+        }
+        assert not used & (REMOVED | {"fp16", "int8", "bf16"}), path
+
+
+def _fake_trt(version: str, share: str, flags: tuple[str, ...] = ("STRONGLY_TYPED",)):
+    """The part of the tensorrt module that reading back touches; anything else is an AttributeError."""
+    names = ("pixel_values", "image_embeds")
+    shapes = {"pixel_values": (-1, 3, 224, 224), "image_embeds": (-1, 512)}
+    modes = types.SimpleNamespace(INPUT="in", OUTPUT="out")
+    engine = types.SimpleNamespace(
+        num_io_tensors=2,
+        get_tensor_name=lambda i: names[i],
+        get_tensor_mode=lambda n: "in" if n == names[0] else "out",
+        get_tensor_dtype=lambda n: types.SimpleNamespace(name="FLOAT"),
+        get_tensor_shape=lambda n: shapes[n],
+        get_tensor_profile_shape=lambda n, i: [(s, 3, 224, 224) for s in (1, 8, 32)],
+        create_engine_inspector=lambda: types.SimpleNamespace(
+            get_engine_information=lambda f: json.dumps({"Layers": [_layer("a", share)]})
+        ),
+    )
+    logger = types.SimpleNamespace(ERROR=1)
+    module = types.SimpleNamespace(
+        __version__=version,
+        Logger=type("Logger", (), {"ERROR": 1, "__init__": lambda self, level: None}),
+        Runtime=lambda logger: types.SimpleNamespace(
+            deserialize_cuda_engine=lambda data: engine if data else None
+        ),
+        TensorIOMode=modes,
+        LayerInformationFormat=types.SimpleNamespace(JSON=logger),
+        NetworkDefinitionCreationFlag=types.SimpleNamespace(**dict.fromkeys(flags, 1)),
+    )
+    return module
+
+
+@pytest.mark.parametrize("version", ["10.12.0", "11.4.1"])
+def test_a_plan_is_read_back_on_either_version(tmp_path: Path, version: str):
+    facts = building.read_back(_fake_trt(version, "Half"), b"plan")
+    model, profile = exported(tmp_path), BatchProfile(1, 8, 32)
+    require(facts, model, profile, 100)
+    assert facts.half_share == 1.0
+    with pytest.raises(EngineError, match="does not load the plan"):
+        building.read_back(_fake_trt(version, "Half"), b"")
+
+
+# --- the real parser and Polygraphy, on a CPU ------------------------------------------------------------------------
+
+_HAS_RTX = importlib.util.find_spec("tensorrt_rtx") is not None
+rtx = pytest.mark.skipif(not _HAS_RTX, reason="needs pip install 'clip-deploy[trt-check]'")
+
+
+@rtx
+def test_a_good_graph_passes_the_check(tmp_path: Path, capsys):
+    pytest.importorskip("onnx")
+    for tower in Tower:
+        exported(tmp_path / "build", tower, graph=tower_graph(tower))
+    arguments = [
+        "build-trt",
+        str(tmp_path / "build"),
+        "--check",
+        "--json",
+        str(tmp_path / "c.json"),
+    ]
+    assert main(arguments) == 0
+    assert "parses and builds, strongly typed" in capsys.readouterr().out.replace("\n", " ")
+    rows = json.loads((tmp_path / "c.json").read_text())
+    assert [row["complaints"] for row in rows] == [[], []]
+
+
+@rtx
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("a = Mystery(x) y = Identity(a)", "Mystery"),
+        ("h = Cast<to = 10>(x) y = Add(h, x)", "Add"),
+    ],
+    ids=["an unknown operator", "mixed types"],
+)
+def test_a_graph_that_tensorrt_refuses_is_named(tmp_path: Path, capsys, body: str, names: str):
+    onnx = pytest.importorskip("onnx")
+    text = f"""<ir_version: 8, opset_import: ["": 18]>
+    clip (float[batch, 3, 224, 224] x) => (float[batch, 3, 224, 224] y) {{ {body} }}"""
+    graph = onnx.parser.parse_model(text)
+    graph.graph.input[0].name = graph.graph.node[0].input[0] = "pixel_values"
+    for node in graph.graph.node:
+        node.name = f"the {node.op_type}"
+        node.input[:] = ["pixel_values" if name == "x" else name for name in node.input]
+    exported(tmp_path, graph=graph.SerializeToString())
+    assert main(["build-trt", str(tmp_path), "--check"]) == 5
+    err = capsys.readouterr().err
+    assert names in err
+    assert "Traceback" not in err
+
+
+@rtx
+@pytest.mark.processes
+def test_polygraphy_builds_strongly_typed_what_is_asked(tmp_path: Path):
+    """The call that builds on a GPU, against the one TensorRT that runs without: Polygraphy can use it instead."""
+    pytest.importorskip("polygraphy")
+    pytest.importorskip("onnx")
+    model = exported(tmp_path, graph=tower_graph(Tower.IMAGE))
+    code = f"""
+import tensorrt_rtx as trt
+from pathlib import Path
+from clip_deploy.artifacts import ExportedModel
+from clip_deploy.engines.tensorrt.building import BuildOptions, plan_bytes
+model = ExportedModel.read(Path({str(model.directory)!r}))
+options = BuildOptions(timing_cache=Path({str(tmp_path / "timing")!r}))
+data = plan_bytes(trt, model, options.profile_for(model), options)
+Path({str(tmp_path / "out.plan")!r}).write_bytes(data)
+"""
+    environment = os.environ | {"POLYGRAPHY_USE_TENSORRT_RTX": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert (tmp_path / "out.plan").read_bytes().startswith(b"vtrt")
+    assert main(["inspect", str(tmp_path / "out.plan")]) == 0
+
+
+# --- inspect ---------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_tells_what_a_plan_is(tmp_path: Path, capsys):
+    plan = plan_folder(planned(exported(tmp_path))) / PLAN
+    assert main(["inspect", str(plan), "--json", "-"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["kind"] == "TensorRT plan"
+    assert facts["built by"] == "TensorRT 10.16.1.11"
+    assert facts["profile"] == "1:8:32"
+    assert facts["size_bytes"] == plan.stat().st_size
+
+
+def test_inspect_tells_what_a_graph_is(tmp_path: Path, capsys):
+    pytest.importorskip("onnx")
+    graph = tmp_path / "model.onnx"
+    graph.write_bytes(GRAPHS["graph"].model().SerializeToString())
+    assert main(["inspect", str(graph), "--json", "-"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["inputs"] == ["pixel_values FP32 [-1, 3, 8, 8]"]
+    assert facts["outputs"] == ["image_embeds FP32 [-1, 4]"]
+    assert (facts["opset"], facts["ir_version"], facts["parameters"]) == (17, 8, 768)
+    assert facts["weights by type"]["FP32"] == 768
+
+
+@pytest.mark.parametrize("content", [None, b"", b"hello", b"ftrt"])
+def test_inspect_refuses_what_is_neither(tmp_path: Path, capsys, content: bytes | None):
+    pytest.importorskip("onnx")
+    path = tmp_path / "model.plan"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["inspect", str(path)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
