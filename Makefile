@@ -10,7 +10,7 @@ REQUIRE ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bless bench clean
+.PHONY: help setup demo test test-gpu check bless bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,10 @@ demo: setup ## the main job, end to end: MODEL and PRETRAINED choose the model
 test: setup ## run the tests; REQUIRE=export,server fails instead of skipping those tiers
 	$(BIN)/python -m pytest --require '$(REQUIRE)' $(ARGS)
 
+test-gpu: setup ## on a GPU machine: build plans and hold them against torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,gpu]'
+	$(BIN)/python -m pytest --require gpu,export tests/test_gpu.py $(ARGS)
+
 check: setup ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -42,6 +46,7 @@ bless: setup ## rewrite golden files and generated docs
 bench: setup ## the ratios of benchmarks/
 	$(BIN)/python benchmarks/main_path.py
 	$(BIN)/python benchmarks/lint.py
+	$(BIN)/python benchmarks/half.py
 
 clean: ## remove what was built here, but not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

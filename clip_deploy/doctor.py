@@ -153,6 +153,12 @@ _ROWS = (
         _packages("tensorrt", "polygraphy"),
     ),
     _Row(
+        "TensorRT check",
+        "build-trt --check",
+        "pip install 'clip-deploy[trt-check]'",
+        _packages("tensorrt-rtx-cu12"),
+    ),
+    _Row(
         "Docker",
         "serve --launcher container",
         "install Docker Engine, or use --launcher embedded",

@@ -114,8 +114,10 @@ class GraphText:
 
     rest: str = "image_embeds = Identity(product)"
     inputs: str = "float[batch, 3, 8, 8] pixel_values"
+    product: str = "product = MatMul(flat, w)"
     ir_version: int = 8
     pieces: int = 1
+    half: bool = False
 
     def model(self) -> Any:
         from onnx import numpy_helper, parser
@@ -126,10 +128,11 @@ class GraphText:
         clip ({self.inputs}) => (float[{"1" if "[1," in self.inputs else "batch"}, 4] image_embeds) {{
             flat = Flatten<axis = 1>(pixel_values)
             w = Concat<axis = 0>({", ".join(names)})
-            product = MatMul(flat, w)
+            {self.product}
             {self.rest}
         }}"""
         model = parser.parse_model(text)
+        weights = weights.astype(np.float16 if self.half else np.float32)
         for name, part in zip(names, np.split(weights / 192**0.5, self.pieces)):
             model.graph.initializer.append(numpy_helper.from_array(part, name))
         return model
@@ -144,6 +147,11 @@ GRAPHS = {
     "graph with two inputs": GraphText(
         rest="image_embeds = Mul(product, mask)",
         inputs="float[batch, 3, 8, 8] pixel_values, float[batch, 4] mask",
+    ),
+    "graph in FP16": GraphText(
+        "image_embeds = Cast<to = 1>(halves)",
+        product="h = Cast<to = 10>(flat) halves = MatMul(h, w)",
+        half=True,
     ),
     "graph of batch 1": GraphText(inputs="float[1, 3, 8, 8] pixel_values"),
     "graph of IR 99": GraphText(ir_version=99),

@@ -396,6 +396,21 @@ def test_a_trained_model_finds_captions_and_mixed_towers_do_not(
     assert row.status is Status.FAILED
 
 
+def test_an_fp16_graph_is_served_and_passes(tmp_path: Path):
+    """On a CPU its arithmetic is FP32; the config, the tolerances and the loading are those of FP16."""
+    from clip_deploy.export import export
+    from clip_deploy.spec import EncoderSpec, Precision
+    from tests.conftest import HERE
+
+    model = str(HERE / "models" / "tiny-clip.json")
+    spec = EncoderSpec(model, "random", precision=Precision.FP16, max_batch=8)
+    for exported in export(spec, tmp_path / "build"):
+        assemble(BACKENDS["python"].build(exported), ServingSpec(), tmp_path / "models")
+    report = _smoke(tmp_path / "models")
+    assert report.ok, report.summary()
+    assert "fp16" in report.facts["clip_image_encoder"]
+
+
 # Life of a server
 
 

@@ -485,6 +485,26 @@ Path({str(tmp_path / "out.plan")!r}).write_bytes(data)
     assert main(["inspect", str(tmp_path / "out.plan")]) == 0
 
 
+@pytest.mark.processes
+def test_polygraphys_comparison_tells_rows_apart():
+    """What the GPU tests compare with, on made-up rows: it must be able to fail.
+
+    In a process of its own, since torch does not import after Polygraphy has looked for it.
+    """
+    pytest.importorskip("polygraphy")
+    code = """
+import numpy as np
+from tests.factories import unit
+from tests.test_gpu import rows_alike
+rows = unit(np.random.default_rng(0).standard_normal((4, 16)))
+assert rows_alike(rows, rows, 0.9995)
+assert not rows_alike(rows[::-1], rows, 0.9995)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # --- inspect ---------------------------------------------------------------------------------------------------------
 
 

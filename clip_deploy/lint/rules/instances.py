@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from clip_deploy.lint.target import Target
 
 _KINDS = model_config_pb2.ModelInstanceGroup
+# From this share of FP16 weights on, a graph is an FP16 graph.
+_HALF = 0.5
 
 
 @rule(
@@ -36,6 +38,25 @@ def gpu_on_cpu(model: Model, target: Target) -> Iterator[Hit]:
         if group.kind == _KINDS.KIND_GPU:
             message = "KIND_GPU, and the target has no GPU"
             yield model.hit(message, "instance_group", index, "kind", right="kind: KIND_CPU")
+
+
+@rule(
+    "CD606",
+    "half-on-cpu",
+    Severity.WARNING,
+    "On a CPU, ONNX Runtime computes FP16 graphs in FP32, and some of its versions die of them.",
+    bad=Example(files={"1/model.onnx": "graph in FP16"}),
+    good=Example(files={"1/model.onnx": "graph"}),
+)
+def half_on_cpu(model: Model, target: Target) -> Iterator[Hit]:
+    if model.backend != "onnxruntime" or model.graph is None or model.graph.half_share < _HALF:
+        return
+    groups = list(model.config.instance_group)
+    on_cpu = [i for i, group in enumerate(groups) if group.kind == _KINDS.KIND_CPU]
+    if on_cpu or not target.gpu:
+        place = model.place("instance_group", on_cpu[0], "kind") if on_cpu else None
+        remedy = "serve it on a GPU, or export it with --precision fp32"
+        yield Hit("an FP16 graph on a CPU", place, remedy=remedy)
 
 
 @rule(
