@@ -124,7 +124,7 @@ def test_the_gpus_counters_move_under_load(metrics, monkeypatch: pytest.MonkeyPa
     pages[:] = [_page(1), _page(51)]
     found = gpu.works(_subject("", metrics=address))
     assert (found.status, found.data["joules"]) == (Status.PASSED, 100.0)
-    assert "2.0 GB" in found.figure
+    assert "2.0 GB of its memory for each of 1 instances" in found.figure
     monkeypatch.setattr(gpu, "_UPDATE_S", 0.2)
     pages[:] = [_page(1)]
     assert gpu.works(_subject("", metrics=address)).status is Status.FAILED

@@ -119,7 +119,16 @@ def _table(models: list[ExportedModel]) -> RenderableType:
     from rich.table import Table
 
     rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for column in ("model", "input", "output", "size", "against torch", "activation", "folder"):
+    for column in (
+        "model",
+        "input",
+        "output",
+        "size",
+        "precision",
+        "against torch",
+        "activation",
+        "folder",
+    ):
         rows.add_column(column, overflow="fold")
     for model in models:
         contract, parity = model.contract, model.parity
@@ -128,8 +137,18 @@ def _table(models: list[ExportedModel]) -> RenderableType:
             f"{contract.input.name} {contract.input.dtype} {list(contract.input.shape)}",
             f"{contract.output.name} {list(contract.output.shape)}",
             f"{model.graph.size_bytes / 2**20:.0f} MB",
+            _precision(model),
             f"cosine ≥ {parity['min_cosine']:.6f}, error ≤ {parity['max_error']:.0e}",
             str(model.source["activation"]),
             str(model.directory),
         )
     return rows
+
+
+def _precision(model: ExportedModel) -> str:
+    """The precision; of an FP16 graph also what stayed in FP32, and whether searches find the same."""
+    name = model.contract.precision.value.upper()
+    if not model.conversion:
+        return name
+    ranks = min(model.parity["ranks"].values())
+    return f"{name}, {len(model.conversion['kept_fp32'])} nodes FP32, searches {ranks:.0%} alike"

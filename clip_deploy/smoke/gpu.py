@@ -28,15 +28,10 @@ _SAMPLE = re.compile(
 
 def instances(subject: Subject, target: Target) -> Outcome:
     """Every instance on a GPU: one that fell back to the CPU answers rightly, and thirty times slower."""
-    config = subject.client.connection.config(target.name, target.version)
-    groups = list(config.instance_group)
-    on_gpu = [group for group in groups if group.kind == _KIND_GPU]
-    if not on_gpu:
+    count, devices, strays = _on_gpu(subject, target)
+    if not count:
         return skipped("the server runs it on the CPU, as its config says")
-    devices = sorted({gpu for group in on_gpu for gpu in group.gpus})
-    count = sum(group.count * max(len(group.gpus), 1) for group in on_gpu)
     figure = f"{count} on GPU {', '.join(map(str, devices)) or '?'}"
-    strays = [group.name for group in groups if group.kind != _KIND_GPU]
     return outcome(
         not strays and bool(devices),
         f"{figure}; elsewhere: {', '.join(strays)}" if strays else figure,
@@ -44,6 +39,15 @@ def instances(subject: Subject, target: Target) -> Outcome:
         instances=count,
         gpus=devices,
     )
+
+
+def _on_gpu(subject: Subject, target: Target) -> tuple[int, list[int], list[str]]:
+    """(instances on GPUs, those GPUs, names of instance groups elsewhere), from the server's own config."""
+    config = subject.client.connection.config(target.name, target.version)
+    groups = [group for group in config.instance_group if group.kind == _KIND_GPU]
+    devices = sorted({gpu for group in groups for gpu in group.gpus})
+    count = sum(group.count * max(len(group.gpus), 1) for group in groups)
+    return count, devices, [g.name for g in config.instance_group if g.kind != _KIND_GPU]
 
 
 def plan(subject: Subject, target: Target) -> Outcome:
@@ -79,12 +83,14 @@ def works(subject: Subject) -> Outcome:
         after = _samples(subject.metrics)
         spent = after["nv_energy_consumption"] - before["nv_energy_consumption"]
     used = after.get("nv_gpu_memory_used_bytes", 0.0)
+    count = max(sum(_on_gpu(subject, target)[0] for target in subject.targets), 1)
     return outcome(
         spent > 0,
-        f"{spent:.0f} J under load, {used / 2**30:.1f} GB of its memory taken",
+        f"{spent:.0f} J under load; {used / 2**30 / count:.1f} GB of its memory for each of {count} instances",
         "the requests are answered elsewhere: look at the instance groups",
         joules=spent,
         memory_bytes=used,
+        instances=count,
     )
 
 

@@ -125,16 +125,20 @@ def keep(
                 remedy="check which tensorrt is installed (clip-deploy doctor)",
             )
         require(made.facts, exported, profile, size)
-        provenance = made.provenance | {
-            "tensorrt": str(header),
-            "triton_release": options.release,
-            "graph_sha256": exported.graph.sha256,
-            "hardware_compatibility": options.hardware,
-            "version_compatible": options.version_compatible,
-            "timing_cache_sha256": digest_or_none(options.timing_cache)
-            if options.timing_cache
-            else None,
-        }
+        provenance = (
+            machine()
+            | made.provenance
+            | {
+                "tensorrt": str(header),
+                "triton_release": options.release,
+                "graph_sha256": exported.graph.sha256,
+                "hardware_compatibility": options.hardware,
+                "version_compatible": options.version_compatible,
+                "timing_cache_sha256": digest_or_none(options.timing_cache)
+                if options.timing_cache
+                else None,
+            }
+        )
         BuiltPlan(
             folder, PLAN, digest([plan]), size, profile, made.facts.half_share, provenance
         ).write()
@@ -206,7 +210,8 @@ def _by_polygraphy(
         import tensorrt as trt
     data = plan_bytes(trt, exported, profile, options)
     (folder / PLAN).write_bytes(data)
-    return Made(read_back(trt, data), _machine(trt))
+    provenance = {"builder": f"Polygraphy with TensorRT {trt.__version__}", "container": None}
+    return Made(read_back(trt, data), provenance)
 
 
 def plan_bytes(
@@ -285,18 +290,25 @@ def read_back(trt: Any, data: bytes) -> PlanFacts:
     return PlanFacts(tensors, profile, half_share(layers))
 
 
-def _machine(trt: Any) -> dict[str, Any]:
-    """The GPU and the driver that a plan was built with."""
-    fields = ("name", "compute_cap", "driver_version")
-    done = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    values = (done.stdout.splitlines() or [""])[0].split(", ")
-    gpu = dict(zip(("gpu", "compute_capability", "driver"), values)) if len(values) == 3 else {}
-    return gpu | {"builder": f"Polygraphy with TensorRT {trt.__version__}", "container": None}
+def machine() -> dict[str, str]:
+    """The first GPU of this machine, its driver, and the CUDA that the driver supports, as nvidia-smi names them."""
+    fields = {"name": "gpu", "compute_cap": "compute_capability", "driver_version": "driver"}
+    rows = _nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader").splitlines()
+    values = rows[0].split(", ") if rows else []
+    facts = dict(zip(fields.values(), values)) if len(values) == len(fields) else {}
+    words = _nvidia_smi().partition("CUDA Version:")[2].split()
+    return facts | ({"cuda": words[0]} if words else {})
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What nvidia-smi prints; nothing where it is absent or fails."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:
