@@ -125,20 +125,16 @@ def keep(
                 remedy="check which tensorrt is installed (clip-deploy doctor)",
             )
         require(made.facts, exported, profile, size)
-        provenance = (
-            machine()
-            | made.provenance
-            | {
-                "tensorrt": str(header),
-                "triton_release": options.release,
-                "graph_sha256": exported.graph.sha256,
-                "hardware_compatibility": options.hardware,
-                "version_compatible": options.version_compatible,
-                "timing_cache_sha256": digest_or_none(options.timing_cache)
-                if options.timing_cache
-                else None,
-            }
-        )
+        provenance = dict(made.provenance) | {
+            "tensorrt": str(header),
+            "triton_release": options.release,
+            "graph_sha256": exported.graph.sha256,
+            "hardware_compatibility": options.hardware,
+            "version_compatible": options.version_compatible,
+            "timing_cache_sha256": digest_or_none(options.timing_cache)
+            if options.timing_cache
+            else None,
+        }
         BuiltPlan(
             folder, PLAN, digest([plan]), size, profile, made.facts.half_share, provenance
         ).write()
@@ -210,8 +206,8 @@ def _by_polygraphy(
         import tensorrt as trt
     data = plan_bytes(trt, exported, profile, options)
     (folder / PLAN).write_bytes(data)
-    provenance = {"builder": f"Polygraphy with TensorRT {trt.__version__}", "container": None}
-    return Made(read_back(trt, data), provenance)
+    builder = {"builder": f"Polygraphy with TensorRT {trt.__version__}", "container": None}
+    return Made(read_back(trt, data), machine() | builder)
 
 
 def plan_bytes(

@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.engines.tensorrt import PLAN
-from clip_deploy.engines.tensorrt.building import HARDWARE_COMPATIBILITY, Made, keep
+from clip_deploy.engines.tensorrt.building import HARDWARE_COMPATIBILITY, Made, keep, machine
 from clip_deploy.engines.tensorrt.reading import PlanFacts, half_share
 from clip_deploy.errors import ConfigError, EngineError, MissingDependency
 from clip_deploy.progress import Progress, silent
@@ -64,7 +64,8 @@ def _by_trtexec(
     layers = (folder / _LAYERS).read_text("utf-8")
     (folder / _LAYERS).unlink()
     image = IMAGE.format(release=options.release)
-    return Made(_facts(exported, profile, layers), {"builder": "trtexec", "container": image})
+    builder = {"builder": "trtexec", "container": image}
+    return Made(_facts(exported, profile, layers), machine() | builder)
 
 
 def docker_command(
