@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.contract import Contract
@@ -13,7 +14,6 @@ from clip_deploy.spec import BatchProfile, Tower
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -141,6 +141,15 @@ class ExportedModel:
 
 
 ENGINE = "engine.json"
+# What a plan's manifest holds, and of which kind it is.
+_PLAN_FIELDS: dict[str, tuple[type, ...]] = {
+    "file": (str,),
+    "sha256": (str,),
+    "size_bytes": (int,),
+    "profile": (str,),
+    "half_share": (int, float, type(None)),
+    "provenance": (dict,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +208,15 @@ class BuiltPlan:
             data = json.loads(path.read_text("utf-8"))
             if data["schema"] != SCHEMA:
                 raise ValueError(f"schema {data['schema']}")
-            fields = ("file", "sha256", "size_bytes", "half_share", "provenance")
-            profile = BatchProfile.parse(data["profile"])
-            return cls(directory, profile=profile, **{name: data[name] for name in fields})
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            values = {name: data[name] for name in _PLAN_FIELDS}
+            for name, kinds in _PLAN_FIELDS.items():
+                if not isinstance(values[name], kinds):
+                    raise TypeError(f"{name} is {values[name]!r}")
+            if Path(values["file"]).name != values["file"]:
+                raise ValueError(f"file {values['file']!r} lies elsewhere")
+            profile = BatchProfile.parse(values.pop("profile"))
+            return cls(directory, profile=profile, **values)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {error!r}", remedy=remedy) from error
 
 

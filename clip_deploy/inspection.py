@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
-from clip_deploy.artifacts import ENGINE
+from clip_deploy.artifacts import ENGINE, BuiltPlan
 from clip_deploy.errors import ConfigError, extra
 from clip_deploy.lint import graph as graphs
 from clip_deploy.plan import read_header
@@ -22,9 +21,17 @@ def inspect(path: Path) -> dict[str, Any]:
         ConfigError: there is no such file, or it is neither an ONNX graph nor a plan.
         MissingDependency: onnx is not installed.
     """
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}", remedy="name a model.onnx or a model.plan")
-    if (header := read_header(path)) is not None:
+    try:
+        if not path.is_file():
+            raise ConfigError(
+                f"there is no file {path}", remedy="name a model.onnx or a model.plan"
+            )
+        header = read_header(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}", remedy="check the path and its permissions"
+        ) from error
+    if header is not None:
         return _plan(path, header.product, header.version)
     with extra("lint"):
         import onnx  # noqa: F401
@@ -44,23 +51,19 @@ def _plan(path: Path, product: str, version: tuple[int, ...]) -> dict[str, Any]:
         "size_bytes": path.stat().st_size,
         "Triton releases": fitting or "none that is known",
     }
-    beside = path.with_name(ENGINE)
-    if beside.is_file():
-        facts |= _provenance(beside)
+    if (path.parent / ENGINE).is_file():
+        facts |= _manifest(path.parent)
     return facts
 
 
-def _provenance(manifest: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> dict[str, Any]:
     """What ``build-trt`` wrote beside the plan."""
     try:
-        data = json.loads(manifest.read_text("utf-8"))
-        return {
-            "profile": data["profile"],
-            "half_share": data["half_share"],
-            **{key: value for key, value in data["provenance"].items() if value is not None},
-        }
-    except (OSError, ValueError, KeyError, AttributeError, RecursionError):
-        return {"manifest": f"{manifest.name} is damaged"}
+        built = BuiltPlan.read(folder)
+    except ConfigError as error:
+        return {"manifest": str(error)}
+    told = {str(key): str(value) for key, value in built.provenance.items() if value is not None}
+    return {"profile": str(built.profile), "half_share": built.half_share, "provenance": told}
 
 
 def _graph(path: Path) -> dict[str, Any]:

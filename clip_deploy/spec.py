@@ -42,6 +42,10 @@ class Tower(str, Enum):
         return f"{self.value}_embeds"
 
 
+# The least share of a plan's layers that compute in FP16, in a plan that claims to.
+LEAST_HALF_SHARE = 0.2
+
+
 class Precision(str, Enum):
     """The arithmetic inside a graph; its inputs and outputs are the same at any precision."""
 

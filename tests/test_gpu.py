@@ -101,14 +101,24 @@ def test_polygraphys_own_comparison_finds_them_alike(exports, cache: Path):
 
 
 def test_a_timing_cache_makes_the_second_build_faster(exports, tmp_path: Path):
-    model, options = exports["tiny"][0], BuildOptions(timing_cache=tmp_path / "timing.cache")
-    seconds = []
+    model = next(m for m in exports["ViT-B-32"] if m.contract.tower is Tower.TEXT)
+    options, seconds = BuildOptions(timing_cache=tmp_path / "timing.cache"), []
     for _ in range(2):
         start = time.monotonic()
         build(model, options)
         seconds.append(time.monotonic() - start)
     assert options.timing_cache.stat().st_size > 0
     assert seconds[1] < seconds[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [BuildOptions(version_compatible=True), BuildOptions(hardware="ampere+")],
+    ids=["version-compatible", "ampere+"],
+)
+def test_compatible_plans_are_built_and_read_back(exports, options: BuildOptions):
+    plan = build(exports["tiny"][0], options)
+    assert plan.provenance["version_compatible"] == options.version_compatible
 
 
 def test_a_release_with_another_tensorrt_is_refused(exports):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,57 @@ def test_nodes_near_the_limit_stay_in_fp32(tmp_path: Path):
     assert np.allclose(_rehearse(path, ROWS), ROWS * 20000, rtol=1e-6)
 
 
+def test_sums_that_may_leave_the_range_stay_in_fp32(tmp_path: Path):
+    """Products of 5000 that cancel out: the result is small, and a GPU that sums in FP16 passes infinity on its way."""
+    from clip_deploy.export import half
+
+    signs = np.where(np.arange(8) % 2, 1.0, -1.0)
+    weights = np.repeat((signs * 5000)[:, None], 8, axis=1)
+    _write(tmp_path, "a = MatMul(x, w) y = Identity(a)", ("w", weights))
+    rows = np.full((3, 8), 1.8, np.float32)
+    assert half.convert(tmp_path, "x", [rows]).kept == {
+        "MatMul 0": "its partial sums may reach 7.2e+04, and FP16 ends at 65504"
+    }
+
+
+def test_inputs_beyond_the_range_keep_what_reads_them_in_fp32(tmp_path: Path):
+    from clip_deploy.export import half
+
+    path = _write(tmp_path, "a = Div(x, w) y = Identity(a)", ("w", np.full(8, 1e5)))
+    assert "Div 0" in half.convert(tmp_path, "x", [ROWS * 1e5]).kept
+    assert np.allclose(_rehearse(path, ROWS * 1e5), ROWS, rtol=1e-3)
+
+
+def test_whole_numbers_become_fp32_and_not_whole_means(tmp_path: Path):
+    from clip_deploy.export import half
+
+    body = """i = Cast<to = 7>(x) k = Constant<value_int = 3000>() j = Add(i, k) f = Cast<to = 1>(j) axes = Constant<value_ints = [1]>()
+    m = ReduceMean(f, axes) s = Softmax(f) y = Mul(s, m)"""
+    path = _write(tmp_path, body)
+    rows = np.arange(24, dtype=np.float32).reshape(3, 8)
+    whole = _run(path, rows)
+    half.convert(tmp_path, "x", [rows])
+    assert np.allclose(_rehearse(path, rows), whole, rtol=2e-3)
+
+
+def test_constants_of_every_form_are_converted_and_branches_are_refused(tmp_path: Path):
+    from clip_deploy.export import half
+
+    body = """k = Constant<value_float = 0.3>() v = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]>()
+    a = Mul(x, k) y = Add(a, v)"""
+    path = _write(tmp_path, body)
+    half.convert(tmp_path, "x", [ROWS])
+    assert np.allclose(_rehearse(path, ROWS), ROWS * 0.3 + np.arange(1, 9), rtol=2e-3)
+    branches = """c = Constant<value = bool {1}>()
+    y = If (c) <then_branch = t () => (float[batch, 8] o) { o = Identity(x) },
+                else_branch = e () => (float[batch, 8] q) { q = Neg(x) }>"""
+    other = tmp_path / "other"
+    other.mkdir()
+    _write(other, branches)
+    with pytest.raises(ExportError, match="has branches"):
+        half.convert(other, "x", [ROWS])
+
+
 def test_ranges_are_measured_on_all_inputs_given(tmp_path: Path):
     from clip_deploy.export import half
 
@@ -168,6 +220,19 @@ def test_both_towers_export_in_fp16(tmp_path: Path, tiny_exports: dict[str, Path
             if node.op_type in ("LayerNormalization", "Softmax"):
                 assert node.name in kept
         assert model.graph.size_bytes < 0.55 * singles[model.name].graph.size_bytes
+
+
+@pytest.mark.parametrize("name", ["tiny-resnet", "tiny-convnext"])
+def test_convolutional_towers_export_in_fp16_and_parse(tmp_path: Path, name: str):
+    """Miniatures of RN50 and of a ConvNeXt: convolutions, other norms, attention pooling."""
+    from clip_deploy.export import export
+
+    (model,) = export(_half_spec(name, towers=(Tower.IMAGE,)), tmp_path)
+    assert model.parity["min_cosine"] > 0.9999
+    if importlib.util.find_spec("tensorrt_rtx"):
+        from clip_deploy.engines.tensorrt.checking import check
+
+        assert check(model).complaints == ()
 
 
 def _loud_checkpoint(folder: Path) -> Path:

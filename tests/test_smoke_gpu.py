@@ -67,6 +67,32 @@ def test_instances_are_counted_where_they_run():
     assert gpu.instances(_subject(ON_CPU), _Target()).status is Status.SKIPPED
 
 
+@dataclass
+class _Repository:
+    path: Path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "served", "status"),
+    [
+        (ON_GPU, ON_GPU, Status.PASSED),
+        ("instance_group { kind: KIND_GPU }", ON_GPU, Status.PASSED),
+        (ON_GPU, ON_CPU, Status.FAILED),
+        ('backend: "tensorrt"', ON_CPU, Status.FAILED),
+        ("instance_group { kind: KIND_GPU gpus: [ 3 ] }", ON_GPU, Status.FAILED),
+        (ON_CPU, ON_CPU, Status.SKIPPED),
+    ],
+)
+def test_instances_run_where_the_repository_wants_them(
+    tmp_path: Path, wanted: str, served: str, status: Status
+):
+    folder = tmp_path / "clip_image_encoder"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text(wanted)
+    subject = _subject(served, repository=_Repository(tmp_path))
+    assert gpu.instances(subject, _Target()).status is status
+
+
 def test_the_served_plan_is_that_of_the_repository(tmp_path: Path):
     model = exported(tmp_path)
     plan = model.directory / "model.plan"
@@ -89,7 +115,7 @@ def test_the_served_plan_is_that_of_the_repository(tmp_path: Path):
 
 @pytest.fixture
 def metrics(request: pytest.FixtureRequest):
-    """A metrics address whose energy counter grows by ``step`` with each look, from zero."""
+    """A metrics address that shows one page after the other, and the last one from then on."""
     pages: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -109,24 +135,24 @@ def metrics(request: pytest.FixtureRequest):
     server.server_close()
 
 
-def _page(joules: float) -> str:
+def _page(utilization: float) -> str:
     return (
-        f'nv_energy_consumption{{gpu_uuid="GPU-0"}} {joules}\n'
-        f'nv_energy_consumption{{gpu_uuid="GPU-1"}} {joules}\n'
+        f'nv_gpu_utilization{{gpu_uuid="GPU-0"}} {utilization}\n'
+        'nv_gpu_utilization{gpu_uuid="GPU-1"} 0.0\n'
         'nv_gpu_memory_used_bytes{gpu_uuid="GPU-0"} 2147483648.0\n'
     )
 
 
 @pytest.mark.processes
-def test_the_gpus_counters_move_under_load(metrics, monkeypatch: pytest.MonkeyPatch):
+def test_the_gpu_is_busier_under_load(metrics, monkeypatch: pytest.MonkeyPatch):
     address, pages = metrics
     monkeypatch.setattr(gpu, "send", lambda subject, target: None)
-    pages[:] = [_page(1), _page(51)]
-    found = gpu.works(_subject("", metrics=address))
-    assert (found.status, found.data["joules"]) == (Status.PASSED, 100.0)
-    assert "2.0 GB of its memory for each of 1 instances" in found.figure
+    pages[:] = [_page(0.1), _page(0.1), _page(0.6)]
+    found = gpu.works(_subject(ON_GPU, metrics=address, targets=(_Target(),)))
+    assert (found.status, found.data["instances"]) == (Status.PASSED, 4)
+    assert "+50% busier under load; 2.0 GB of memory in use, 4 instances" in found.figure
     monkeypatch.setattr(gpu, "_UPDATE_S", 0.2)
-    pages[:] = [_page(1)]
+    pages[:] = [_page(0.1)]  # what the machine does anyway
     assert gpu.works(_subject("", metrics=address)).status is Status.FAILED
     pages[:] = ["nv_cpu_utilization 0.5\n"]
     assert gpu.works(_subject("", metrics=address)).status is Status.SKIPPED

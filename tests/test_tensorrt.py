@@ -18,9 +18,9 @@ from clip_deploy import releases
 from clip_deploy.artifacts import BuiltPlan
 from clip_deploy.cli import main
 from clip_deploy.engines import BACKENDS
-from clip_deploy.engines.tensorrt import PLAN, building, container, plan_folder
+from clip_deploy.engines.tensorrt import PLAN, building, container, device, plan_folder
 from clip_deploy.engines.tensorrt.building import BuildOptions, Made, keep
-from clip_deploy.engines.tensorrt.reading import PlanFacts, half_share, require
+from clip_deploy.engines.tensorrt.reading import Layers, PlanFacts, require
 from clip_deploy.errors import ConfigError, EngineError, MissingDependency
 from clip_deploy.progress import silent
 from clip_deploy.repository import assemble, render
@@ -89,7 +89,7 @@ def test_a_machine_without_a_driver_is_told_before_anything_heavy_is_imported(
 def test_what_a_gpu_machine_lacks_is_named(
     monkeypatch, present: set, version: tuple, complaint: str
 ):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(building, "device", lambda: {"gpu": "H200"})
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util,
@@ -105,6 +105,46 @@ def test_what_a_gpu_machine_lacks_is_named(
         building.require_machine()
 
 
+class _Cuda:
+    """NVIDIA's driver library, as far as it is asked."""
+
+    def __init__(self, count: int = 1, initialised: int = 0) -> None:
+        self.count, self.initialised = count, initialised
+
+    def cuInit(self, flags):
+        return self.initialised
+
+    def cuDeviceGetCount(self, out):
+        out._obj.value = self.count
+        return 0
+
+    def cuDeviceGet(self, out, index):
+        return 0
+
+    def cuDeviceGetName(self, buffer, size, handle):
+        buffer.value = b"NVIDIA H200"
+
+    def cuDriverGetVersion(self, out):
+        out._obj.value = 12080
+
+    def cuDeviceGetAttribute(self, out, which, handle):
+        out._obj.value = {75: 9, 76: 0}[which]
+
+
+def test_the_gpu_is_asked_of_the_driver_itself(monkeypatch):
+    monkeypatch.setattr(device, "_driver", lambda: "570.86")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: _Cuda())
+    assert device.device() == {
+        "gpu": "NVIDIA H200",
+        "compute_capability": "9.0",
+        "driver_cuda": "12.8",
+        "driver": "570.86",
+    }
+    for cuda in (_Cuda(count=0), _Cuda(initialised=100)):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, cuda=cuda: cuda)
+        assert device.device() is None
+
+
 def test_a_release_with_another_tensorrt_is_refused_with_the_one_that_fits():
     known = [each for each in releases.releases().values() if each.tensorrt]
     for each in known:
@@ -114,7 +154,12 @@ def test_a_release_with_another_tensorrt_is_refused_with_the_one_that_fits():
     version = tuple(int(part) for part in newest.tensorrt.split(".")[:3])
     with pytest.raises(EngineError) as caught:
         building.require_release(oldest.name, version)
-    assert f"fits {newest.name}" in str(caught.value) or newest.name in str(caught.value)
+    fitting = [each.name for each in releases.with_tensorrt(version)]
+    assert newest.name in fitting
+    assert f"fits {', '.join(fitting)}" in str(caught.value)
+    building.require_release(newest.name, (10, 12, 0), moves_on=True)
+    with pytest.raises(EngineError):
+        building.require_release(oldest.name, version, moves_on=True)
     assert f"--in-container --triton-release {oldest.name}" in caught.value.remedy
 
 
@@ -126,7 +171,9 @@ def test_a_release_whose_tensorrt_is_unknown_is_held_between_its_neighbours():
     if unknown is None:
         pytest.skip("every release between two known ones is known")
     least, most = unknown.tensorrt_bounds()
-    building.require_release(unknown.name, least)
+    told: list[str] = []
+    building.require_release(unknown.name, least, warn=told.append)
+    assert least == most or "not known for certain" in told[0]
     building.require_release(unknown.name, most)
     with pytest.raises(EngineError):
         building.require_release(unknown.name, (1, 0, 0))
@@ -151,10 +198,10 @@ def _layer(name: str, *types: str) -> dict:
     ],
 )
 def test_the_half_share_of_an_inspectors_layers(layers: dict, share: float | None):
-    assert half_share(json.dumps(layers)) == share
+    assert Layers.read(json.dumps(layers)).half_share == share
 
 
-def _facts(model, profile: BatchProfile, share: float | None = 0.9, **changes) -> PlanFacts:
+def _facts(model, shape: BatchProfile, layers: Layers | None = None, **changes) -> PlanFacts:
     contract = model.contract
     values = {
         "tensors": {
@@ -163,11 +210,10 @@ def _facts(model, profile: BatchProfile, share: float | None = 0.9, **changes) -
         },
         "profile": {
             contract.input.name: tuple(
-                (size, *contract.input.shape)
-                for size in (profile.least, profile.best, profile.most)
+                (size, *contract.input.shape) for size in (shape.least, shape.best, shape.most)
             )
         },
-        "half_share": share,
+        "layers": Layers(100, 90) if layers is None else layers,
     }
     return PlanFacts(**(values | changes))
 
@@ -176,11 +222,15 @@ def test_a_plan_that_is_not_what_was_asked_is_refused(tmp_path: Path):
     half = exported(tmp_path, graph=b"x" * 1000, precision=Precision.FP16)
     profile = BatchProfile(1, 8, 32)
     size = half.graph.size_bytes
+    fused, fallen, one_cast = Layers(3, 0), Layers(100, 0), Layers(400, 1)
     require(_facts(half, profile), half, profile, size)
-    require(_facts(half, profile, share=None), half, profile, size)  # the size tells
+    require(_facts(half, profile, fused), half, profile, size)  # the size tells
+    require(_facts(half, profile, tensors=None, profile=None), half, profile, size)
     for facts, bytes_, complaint in (
-        (_facts(half, profile, share=0.0), 2 * size, "FP16 was asked for, and 0% layers"),
-        (_facts(half, profile, share=None), 2 * size, "FP16 was asked for, and no layers"),
+        (_facts(half, profile, fallen), size, "0 of 100 layers"),
+        (_facts(half, profile, one_cast), size, "1 of 400 layers"),
+        (_facts(half, profile, fused), 2 * size, "0 of 3 layers"),
+        (_facts(half, profile, Layers()), 2 * size, "0 of 0 layers"),
         (_facts(half, BatchProfile(1, 8, 16)), size, "its profile is"),
         (_facts(half, profile, tensors={}), size, "its tensors are"),
     ):
@@ -190,17 +240,19 @@ def test_a_plan_that_is_not_what_was_asked_is_refused(tmp_path: Path):
 
 def test_fp32_plans_need_no_half(tmp_path: Path):
     model, profile = exported(tmp_path), BatchProfile(1, 8, 32)
-    require(_facts(model, profile, share=0.0), model, profile, 10**9)
+    require(_facts(model, profile, Layers(100, 0)), model, profile, 10**9)
 
 
-def _builder(data: bytes, share: float = 0.9, fail: Exception | None = None):
+def _builder(data: bytes, fail: Exception | None = None, cache: bytes | None = None):
     def run(model, profile, options, folder):
         (folder / PLAN).write_bytes(data)
+        if cache is not None:
+            before = folder / building.TIMING
+            before.write_bytes((before.read_bytes() if before.is_file() else b"") + cache)
         if fail:
             raise fail
-        return Made(
-            _facts(model, profile, share), {"gpu": "NVIDIA H200", "compute_capability": "9.0"}
-        )
+        gpu = {"gpu": "NVIDIA H200", "compute_capability": "9.0"}
+        return Made(_facts(model, profile), gpu)
 
     return run
 
@@ -208,9 +260,12 @@ def _builder(data: bytes, share: float = 0.9, fail: Exception | None = None):
 def test_a_plan_is_kept_with_its_provenance_and_rendered(tmp_path: Path):
     model = exported(tmp_path / "build")
     cache = tmp_path / "timing.cache"
-    cache.write_bytes(b"kernels")
+    cache.write_bytes(b"\0kernels")
     options = BuildOptions(BatchProfile(1, 4, 16), timing_cache=cache, hardware="ampere+")
-    plan = keep(model, options, _builder(plan_bytes(10, 16, 1, 11)), silent)
+    builder = _builder(plan_bytes(10, 16, 1, 11), cache=b" and more")
+    plan = keep(model, options, builder, silent)
+    assert cache.read_bytes() == b"\0kernels and more"
+    assert sorted(path.name for path in plan_folder(model).iterdir()) == ["engine.json", PLAN]
     assert plan == BuiltPlan.read(plan_folder(model))
     assert plan.provenance["tensorrt"] == "TensorRT 10.16.1.11"
     assert plan.provenance["graph_sha256"] == model.graph.sha256
@@ -246,6 +301,36 @@ def test_a_build_that_fails_leaves_the_former_plan(tmp_path: Path, builder):
     assert [path.name for path in model.directory.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_failed_build_leaves_the_timing_cache(tmp_path: Path):
+    cache = tmp_path / "timing.cache"
+    cache.write_bytes(b"\0kernels")
+    broken = _builder(plan_bytes(10, 16, 1, 11), fail=EngineError("a", remedy="b"), cache=b"x")
+    with pytest.raises(EngineError):
+        keep(exported(tmp_path), BuildOptions(timing_cache=cache), broken, silent)
+    assert cache.read_bytes() == b"\0kernels"
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a missing folder", "a text"])
+def test_a_timing_cache_that_cannot_be_one_is_refused(tmp_path: Path, kind: str):
+    path = tmp_path / "cache"
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a missing folder":
+        path = tmp_path / "nowhere" / "cache"
+    else:
+        path.write_text("shopping list\n")
+    with pytest.raises(ConfigError, match="timing cache"):
+        BuildOptions(timing_cache=path)
+
+
+def test_a_plan_of_another_version_than_the_release_is_not_kept(tmp_path: Path):
+    """Whoever built it: the plan's own header decides."""
+    model, options = exported(tmp_path), BuildOptions(release="26.05")
+    with pytest.raises(EngineError, match=r"carries TensorRT .* and 10\.4\.0 builds here"):
+        keep(model, options, _builder(plan_bytes(10, 4, 0, 1)), silent)
+    assert not plan_folder(model).exists()
+
+
 def test_a_damaged_export_is_not_built(tmp_path: Path):
     model = exported(tmp_path)
     (model.directory / "model.onnx").write_bytes(b"something else")
@@ -254,7 +339,7 @@ def test_a_damaged_export_is_not_built(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "damage", ["no plan", "another graph", "another plan", "no manifest", "rubbish"]
+    "damage", ["no plan", "another graph", "another plan", "no manifest", "rubbish", "other kinds"]
 )
 def test_a_plan_that_is_not_the_exports_is_not_rendered(tmp_path: Path, damage: str):
     model = exported(tmp_path)
@@ -270,6 +355,13 @@ def test_a_plan_that_is_not_the_exports_is_not_rendered(tmp_path: Path, damage: 
         (folder / "engine.json").unlink()
     elif damage == "rubbish":
         (folder / "engine.json").write_text("[" * 5000)
+    elif damage == "other kinds":
+        whole = json.loads((folder / "engine.json").read_text())
+        for field in ("profile", "sha256", "provenance", "size_bytes", "file", "half_share"):
+            (folder / "engine.json").write_text(json.dumps(whole | {field: [5]}))
+            with pytest.raises(ConfigError, match="is damaged"):
+                BuiltPlan.read(folder)
+        (folder / "engine.json").write_text(json.dumps(whole | {"file": "../../x"}))
     with pytest.raises(ConfigError) as caught:
         BACKENDS["tensorrt"].build(model)
     assert "build-trt" in caught.value.remedy
@@ -309,14 +401,13 @@ def test_trtexec_is_told_to_be_strongly_typed_where_that_is_a_flag(tmp_path: Pat
 
 def test_the_container_sees_the_export_read_only_and_no_network(tmp_path: Path):
     model = exported(tmp_path)
-    options = BuildOptions(
-        release="26.05", timing_cache=tmp_path / "cache" / "t", hardware="same-cc"
-    )
+    options = BuildOptions(release="26.05", timing_cache=tmp_path / "t", hardware="same-cc")
     command = container.docker_command(model, BatchProfile(1, 8, 32), options, tmp_path / "plan")
     assert f"--volume={model.directory}:/export:ro" in command
     assert "--network=none" in command
     assert "nvcr.io/nvidia/tritonserver:26.05-py3" in command
-    assert "--timingCacheFile=/cache/t" in command
+    assert "--timingCacheFile=/plan/timing.cache" in command
+    assert len([part for part in command if part.startswith("--volume")]) == 2
     assert "--hardwareCompatibilityLevel=sameComputeCapability" in command
 
 
@@ -330,14 +421,65 @@ def test_a_container_needs_a_release_and_docker(tmp_path: Path, capsys, monkeypa
     assert "no docker command" in capsys.readouterr().err
 
 
-def test_trtexecs_failure_is_told_in_its_own_words(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "output", "kind", "told"),
+    [
+        (1, b"[I] parsing\n[E] Error[4]: unsupported\n", EngineError, "Error[4]: unsupported"),
+        (1, b"\xff\xfe", EngineError, "ended with code 1"),
+        (125, b"docker: no device driver\nRun docker --help\n", MissingDependency, "no device driver"),
+        (0, b"", EngineError, "no description of its layers"),
+    ],
+)  # fmt: skip
+def test_failures_of_docker_and_trtexec_are_told(
+    tmp_path: Path, monkeypatch, code: int, output: bytes, kind: type, told: str
+):
     model = exported(tmp_path)
-    done = subprocess.CompletedProcess([], 1, "[I] parsing\n[E] Error[4]: unsupported\n", "")
+    done = subprocess.CompletedProcess([], code, output, b"")
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/docker")
-    with pytest.raises(EngineError, match=r"code 1: \[E\] Error\[4\]: unsupported") as caught:
+    with pytest.raises(kind) as caught:
         container.build(model, BuildOptions(release="26.05"))
-    assert "docker run" in caught.value.remedy
+    assert told in str(caught.value)
+    assert ".tmp" not in caught.value.remedy
+    assert not plan_folder(model).exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "layers", "right"),
+    [
+        ((10, 16, 1, 11), '{"Layers": []}', True),
+        ((10, 4, 0, 1), '{"Layers": []}', False),
+        ((10, 16, 1, 11), "{", False),
+    ],
+)
+def test_what_a_container_built_is_read_back(
+    tmp_path: Path, monkeypatch, version: tuple, layers: str, right: bool
+):
+    """By the plan's header and the description of its layers; docker is made up."""
+    model = exported(tmp_path)
+
+    def docker(command, **kwargs):
+        folder = next(p for p in command if p.endswith(":/plan")).split("=", 1)[1][: -len(":/plan")]
+        (Path(folder) / PLAN).write_bytes(plan_bytes(*version))
+        (Path(folder) / "layers.json").write_text(layers)
+        return subprocess.CompletedProcess(command, 0, b"", b"")
+
+    monkeypatch.setattr(container, "device", lambda: None)
+    monkeypatch.setattr(subprocess, "run", docker)
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/docker")
+    if not right:
+        with pytest.raises(EngineError):
+            container.build(model, BuildOptions(release="26.05"))
+        return
+    plan = container.build(model, BuildOptions(release="26.05"))
+    assert plan.provenance["container"] == "nvcr.io/nvidia/tritonserver:26.05-py3"
+    assert plan.provenance["read_back"] == "header and layers"
+
+
+def test_a_release_before_strong_typing_is_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/docker")
+    with pytest.raises(ConfigError, match="TensorRT 8"):
+        container.build(exported(tmp_path), BuildOptions(release="24.02"))
 
 
 # --- TensorRT 10 and 11 ----------------------------------------------------------------------------------------------
@@ -351,6 +493,13 @@ REMOVED = {
 }
 
 
+# Our names for TensorRT's objects.
+_THEIRS = {
+    *("trt", "engine", "builder", "network", "config", "parser", "runtime", "inspector", "shapes"),
+    *("logger", "error"),
+}
+
+
 def test_nothing_that_tensorrt_11_lacks_is_touched():
     for path in (ENGINES / "tensorrt").glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
@@ -358,7 +507,7 @@ def test_nothing_that_tensorrt_11_lacks_is_touched():
             node.attr
             for node in ast.walk(tree)
             if isinstance(node, ast.Attribute) and isinstance(node.value, (ast.Name, ast.Attribute))
-            and ast.unparse(node.value).split(".")[0] in ("trt", "engine", "builder", "network", "config", "parser")
+            and ast.unparse(node.value).split(".")[0] in _THEIRS
         }  # fmt: skip
         used |= {
             keyword.arg
@@ -369,7 +518,18 @@ def test_nothing_that_tensorrt_11_lacks_is_touched():
         assert not used & (REMOVED | {"fp16", "int8", "bf16"}), path
 
 
-def _fake_trt(version: str, share: str, flags: tuple[str, ...] = ("STRONGLY_TYPED",)):
+class _Runtime:
+    """Refuses a version-compatible plan, which carries code, unless that is allowed."""
+
+    def __init__(self, engine) -> None:
+        self.engine, self.engine_host_code_allowed = engine, False
+
+    def deserialize_cuda_engine(self, data: bytes):
+        refused = not data or (data.startswith(b"lean") and not self.engine_host_code_allowed)
+        return None if refused else self.engine
+
+
+def _fake_trt(version: str, share: str):
     """The part of the tensorrt module that reading back touches; anything else is an AttributeError."""
     names = ("pixel_values", "image_embeds")
     shapes = {"pixel_values": (-1, 3, 224, 224), "image_embeds": (-1, 512)}
@@ -389,12 +549,9 @@ def _fake_trt(version: str, share: str, flags: tuple[str, ...] = ("STRONGLY_TYPE
     module = types.SimpleNamespace(
         __version__=version,
         Logger=type("Logger", (), {"ERROR": 1, "__init__": lambda self, level: None}),
-        Runtime=lambda logger: types.SimpleNamespace(
-            deserialize_cuda_engine=lambda data: engine if data else None
-        ),
+        Runtime=lambda logger: _Runtime(engine),
         TensorIOMode=modes,
         LayerInformationFormat=types.SimpleNamespace(JSON=logger),
-        NetworkDefinitionCreationFlag=types.SimpleNamespace(**dict.fromkeys(flags, 1)),
     )
     return module
 
@@ -404,9 +561,12 @@ def test_a_plan_is_read_back_on_either_version(tmp_path: Path, version: str):
     facts = building.read_back(_fake_trt(version, "Half"), b"plan")
     model, profile = exported(tmp_path), BatchProfile(1, 8, 32)
     require(facts, model, profile, 100)
-    assert facts.half_share == 1.0
+    assert facts.layers.half_share == 1.0
     with pytest.raises(EngineError, match="does not load the plan"):
         building.read_back(_fake_trt(version, "Half"), b"")
+    with pytest.raises(EngineError, match="does not load the plan"):
+        building.read_back(_fake_trt(version, "Half"), b"lean")
+    building.read_back(_fake_trt(version, "Half"), b"lean", host_code=True)
 
 
 # --- the real parser and Polygraphy, on a CPU ------------------------------------------------------------------------
@@ -431,6 +591,17 @@ def test_a_good_graph_passes_the_check(tmp_path: Path, capsys):
     assert "parses and builds, strongly typed" in capsys.readouterr().out.replace("\n", " ")
     rows = json.loads((tmp_path / "c.json").read_text())
     assert [row["complaints"] for row in rows] == [[], []]
+
+
+@rtx
+def test_the_check_looks_at_what_was_exported(tmp_path: Path, capsys):
+    pytest.importorskip("onnx")
+    model = exported(tmp_path, graph=tower_graph(Tower.IMAGE))
+    assert main(["build-trt", str(tmp_path), "--check", "--batch", "1:8:512"]) == 2
+    assert main(["build-trt", str(tmp_path), "--check", "--in-container"]) == 2
+    (model.directory / "model.onnx").write_bytes(tower_graph(Tower.TEXT))
+    assert main(["build-trt", str(tmp_path), "--check"]) == 2
+    assert "is damaged" in capsys.readouterr().err
 
 
 @rtx
@@ -472,7 +643,7 @@ from clip_deploy.artifacts import ExportedModel
 from clip_deploy.engines.tensorrt.building import BuildOptions, plan_bytes
 model = ExportedModel.read(Path({str(model.directory)!r}))
 options = BuildOptions(timing_cache=Path({str(tmp_path / "timing")!r}))
-data = plan_bytes(trt, model, options.profile_for(model), options)
+data = plan_bytes(trt, model, options.profile_for(model), options, options.timing_cache)
 Path({str(tmp_path / "out.plan")!r}).write_bytes(data)
 """
     environment = os.environ | {"POLYGRAPHY_USE_TENSORRT_RTX": "1"}
@@ -528,6 +699,21 @@ def test_inspect_tells_what_a_graph_is(tmp_path: Path, capsys):
     assert facts["outputs"] == ["image_embeds FP32 [-1, 4]"]
     assert (facts["opset"], facts["ir_version"], facts["parameters"]) == (17, 8, 768)
     assert facts["weights by type"]["FP32"] == 768
+
+
+@pytest.mark.parametrize("manifest", ["[]", "null", '{"schema": 1}', "[" * 9999])
+def test_inspect_tells_that_a_manifest_is_damaged(tmp_path: Path, capsys, manifest: str):
+    plan = plan_folder(planned(exported(tmp_path))) / PLAN
+    (plan.parent / "engine.json").write_text(manifest)
+    assert main(["inspect", str(plan), "--json", "-"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert "damaged" in facts["manifest"]
+    assert facts["size_bytes"] == plan.stat().st_size
+
+
+def test_inspect_refuses_a_name_that_no_file_can_have(capsys):
+    assert main(["inspect", "x" * 300]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [None, b"", b"hello", b"ftrt"])

@@ -72,6 +72,7 @@ def build_trt(
     """
     from clip_deploy.artifacts import exported_models
     from clip_deploy.engines.tensorrt.building import BuildOptions
+    from clip_deploy.errors import ConfigError
     from clip_deploy.spec import BatchProfile
 
     profile = BatchProfile.parse(batch) if batch else None
@@ -79,6 +80,10 @@ def build_trt(
         profile, triton_release, timing_cache, hardware_compat, version_compatible
     )
     models = exported_models(builds)
+    if check and (in_container or timing_cache or version_compatible or hardware_compat != "none"):
+        raise ConfigError(
+            "--check with options of a build", remedy="drop them: it parses, and keeps nothing"
+        )
     if check:
         _check(models, profile, json_file)
         return
@@ -89,7 +94,7 @@ def build_trt(
     with Steps() as steps:
         plans = [build(model, options, progress=steps) for model in models]
     show(_plans(models, plans), beside=json_file)
-    say(f"next: clip-deploy render-config {builds[0]} --backend tensorrt")
+    say(f"next: clip-deploy render-config {' '.join(map(str, builds))} --backend tensorrt")
     write_json([plan.to_json() | {"path": str(plan.path)} for plan in plans], json_file)
 
 
@@ -178,7 +183,10 @@ def _told(name: str, value: Any) -> str:
     if name == "size_bytes":
         return f"{value / 2**20:,.1f} MB"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {count:,}" for key, count in value.items())
+        parts = [
+            f"{key} {v:,}" if isinstance(v, int) else f"{key}: {v}" for key, v in value.items()
+        ]
+        return ", ".join(parts) if name != "provenance" else "\n".join(parts)
     if isinstance(value, list):
         return "\n".join(map(str, value)) if name in ("inputs", "outputs") else ", ".join(value)
     if isinstance(value, float):

@@ -150,5 +150,5 @@ def _precision(model: ExportedModel) -> str:
     name = model.contract.precision.value.upper()
     if not model.conversion:
         return name
-    ranks = min(model.parity["ranks"].values())
+    ranks = min(share for share in model.parity["ranks"].values() if share is not None)
     return f"{name}, {len(model.conversion['kept_fp32'])} nodes FP32, searches {ranks:.0%} alike"

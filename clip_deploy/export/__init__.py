@@ -194,6 +194,7 @@ def _halved(
     limits = TOLERANCES[Precision.FP32, tower]
     encode = parity.session(folder / graph.FILE)
     parity.check(encode, reading.inputs, outputs, limits, min(job.spec.max_batch, 2))
+    del encode  # its weights are in memory
     inputs = [reading.inputs]
     if tower is Tower.IMAGE and job.more_pictures is not None:
         assert reading.preprocess is not None  # an image tower has one

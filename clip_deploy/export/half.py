@@ -47,12 +47,16 @@ KEPT_OPERATORS = {
     **dict.fromkeys(("ArgMax", "ArgMin"), "above 2048, FP16 does not tell neighbours apart"),
 }
 # FP16 ends at 65504; inputs that were not measured may be some times larger than those that were.
-NEAR_THE_LIMIT = 65504 / 8
+FP16_LIMIT = 65504.0
+NEAR_THE_LIMIT = FP16_LIMIT / 8
 # Operators that move values and compute none: what goes in rounded comes out rounded.
 _MOVES = {
     *("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice", "Split", "Concat", "Expand"),
     *("Gather", "GatherND", "GatherElements", "Flatten", "Identity", "Constant", "Tile"),
 }
+# Operators whose sums run over many products; a GPU may add them up in FP16.
+_SUMS = ("MatMul", "Gemm", "Conv")
+_INTEGERS = {TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8, TensorProto.BOOL}
 _REHEARSAL = "rehearsal.onnx"
 
 
@@ -78,13 +82,15 @@ def convert(folder: Path, input_name: str, inputs: list[NDArray[Any]]) -> Conver
     Raises:
         ExportError: the result is not a well-typed graph.
     """
+    _prepare(folder / FILE)
     model = _typed(folder / FILE)
     peaks = _peaks(model, folder, input_name, inputs)
     onnx.load_external_data_for_model(model, str(folder))
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
             peaks[tensor.name] = _largest(numpy_helper.to_array(tensor))
-    kept = _kept(model.graph, peaks)
+    kept = _kept(model.graph, peaks, _types(model))
+    ours = {node.name for node in model.graph.node}
     with _quiet():
         half = float16.convert_float_to_float16(
             model,
@@ -93,7 +99,7 @@ def convert(folder: Path, input_name: str, inputs: list[NDArray[Any]]) -> Conver
             op_block_list=[*float16.DEFAULT_OP_BLOCK_LIST, *KEPT_OPERATORS],
             node_block_list=list(kept),
         )
-    _join(half.graph)
+    _join(half.graph, ours)
     OnnxModel.graph_topological_sort(half.graph)
     del half.graph.value_info[:]
     (folder / DATA).unlink(missing_ok=True)
@@ -109,11 +115,35 @@ def convert(folder: Path, input_name: str, inputs: list[NDArray[Any]]) -> Conver
     return Conversion(kept, max(met, default=0.0), casts)
 
 
+def _prepare(path: Path) -> None:
+    """Make the graph one that the converter treats rightly: no branches, names for all nodes, constants as tensors."""
+    model = onnx.load(path, load_external_data=False)
+    seen: set[str] = set()
+    for number, node in enumerate(model.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.op_type} {number}"
+        seen.add(node.name)
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise ExportError(
+                f"the graph has branches ({node.op_type}), which cannot be converted to FP16",
+                remedy="export it with --precision fp32",
+            )
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name in ("value_float", "value_floats"):
+                values = np.asarray(helper.get_attribute_value(attribute), np.float32)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+    path.write_bytes(model.SerializeToString())
+
+
 def _peaks(
     structure: onnx.ModelProto, folder: Path, input_name: str, inputs: list[NDArray[Any]]
 ) -> dict[str, float]:
-    """Tensor → its largest finite magnitude over all inputs. Infinities are masks, and FP16 has them, too."""
-    names = [name for node in structure.graph.node for name in node.output]
+    """Tensor → its largest finite magnitude over all inputs; for a node that adds up products, its name → Σ|x·w|.
+
+    Infinities are masks, and FP16 has them, too.
+    """
+    names = [value.name for value in structure.graph.input]
+    names += [name for node in structure.graph.node for name in node.output]
     types = _types(structure)
     floats = [name for name in names if types.get(name) == TensorProto.FLOAT]
     probe = onnx.ModelProto()
@@ -121,6 +151,9 @@ def _peaks(
     zero = numpy_helper.from_array(np.zeros((), np.float32), "peak zero")
     probe.graph.initializer.append(zero)
     del probe.graph.output[:]
+    for node in structure.graph.node:
+        if node.op_type in _SUMS:
+            floats.append(_add_sum(probe, node))
     for name in floats:
         probe.graph.node.extend(
             [
@@ -148,16 +181,34 @@ def _peaks(
     return dict(zip(floats, map(float, found)))
 
 
-def _kept(graph: onnx.GraphProto, peaks: dict[str, float]) -> dict[str, str]:
+def _add_sum(probe: onnx.ModelProto, node: onnx.NodeProto) -> str:
+    """Add the node once more, on magnitudes; returns the name of its result, which no partial sum exceeds."""
+    twin = onnx.NodeProto()
+    twin.CopyFrom(node)
+    twin.name = twin.output[0] = _sum_of(node)
+    for index, name in enumerate(node.input):
+        if name:
+            twin.input[index] = f"{twin.name} {index}"
+            probe.graph.node.append(helper.make_node("Abs", [name], [twin.input[index]]))
+    probe.graph.node.append(twin)
+    return twin.name
+
+
+def _sum_of(node: onnx.NodeProto) -> str:
+    return f"{node.name} in magnitudes"
+
+
+def _kept(graph: onnx.GraphProto, peaks: dict[str, float], types: dict[str, int]) -> dict[str, str]:
     """Node → why it stays in FP32; nodes that compute no floats are not named."""
     kept: dict[str, str] = {}
     norms = [node for node in graph.node if node.op_type == "ReduceL2"]
     last: set[str] = set(norms[-1].output) if norms else set()
     for node in graph.node:
         names = [name for name in (*node.input, *node.output) if name in peaks]
-        peak = max((peaks[name] for name in names), default=0.0)
         if not names:
             continue
+        peak = float(np.max([peaks[name] for name in names]))  # NaN wins
+        total = peaks.get(_sum_of(node), 0.0)
         if last & set(node.input) or last & set(node.output):
             last |= set(node.output)
             kept[node.name] = "the final normalisation"
@@ -165,17 +216,24 @@ def _kept(graph: onnx.GraphProto, peaks: dict[str, float]) -> dict[str, str]:
             kept[node.name] = KEPT_OPERATORS[node.op_type]
         elif not peak <= NEAR_THE_LIMIT:
             kept[node.name] = f"its values reach {peak:.3g}, and FP16 ends at 65504"
+        elif not total <= FP16_LIMIT:
+            kept[node.name] = f"its partial sums may reach {total:.3g}, and FP16 ends at 65504"
+        elif node.op_type == "Cast" and types.get(node.input[0]) in _INTEGERS:
+            kept[node.name] = "above 2048, FP16 does not hold every whole number"
         elif node.op_type in float16.DEFAULT_OP_BLOCK_LIST:
             kept[node.name] = f"{node.op_type} has no FP16 form everywhere"
     return kept
 
 
-def _join(graph: onnx.GraphProto) -> None:
-    """Connect neighbours that both stay in FP32; the converter rounds what passes between them to FP16 and back."""
+def _join(graph: onnx.GraphProto, ours: set[str]) -> None:
+    """Connect neighbours that both stay in FP32; the converter rounds what passes between them to FP16 and back.
+
+    Only the converter's own casts are taken away, never those of the model, whose names are ``ours``.
+    """
     casts = {
         node.output[0]: (node, attribute.i)
         for node in graph.node
-        if node.op_type == "Cast"
+        if node.op_type == "Cast" and node.name not in ours
         for attribute in node.attribute
         if attribute.name == "to"
     }
@@ -194,7 +252,8 @@ def _join(graph: onnx.GraphProto) -> None:
         del node.attribute[:]
     for _ in range(2):  # a cast back, and then the cast that nobody else reads
         used = wanted.union(*(node.input for node in graph.node))
-        for node in [n for n in graph.node if n.op_type == "Cast" and n.output[0] not in used]:
+        dead = {name for name in casts if name not in used}
+        for node in [n for n in graph.node if n.op_type == "Cast" and n.output[0] in dead]:
             graph.node.remove(node)
 
 
@@ -206,8 +265,8 @@ def _largest(values: NDArray[Any]) -> float:
 def rehearsal(graph: Path) -> Path:
     """Write the FP32 graph that rounds as the FP16 graph does; the caller removes it and its weights.
 
-    Arithmetic inside an operator is FP32, as it is in a GPU's tensor cores; every result that the FP16 graph stores in
-    FP16 is rounded to it, and leaves its range where it would.
+    Every result that the FP16 graph stores in FP16 is rounded to it, and leaves its range where it would. Sums inside
+    an operator are exact here; that a GPU's own cannot leave the range is what ``convert`` measures.
     """
     model = _typed(graph)
     types = _types(model)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from clip_deploy.contract import PREFIX
 from clip_deploy.errors import ServerUnavailable
 from clip_deploy.files import digest
+from clip_deploy.repository import read_config
 from clip_deploy.smoke.crowd import send
 from clip_deploy.smoke.outcome import outcome, skipped
 from clip_deploy.triton_schema import model_config_pb2
@@ -21,24 +22,40 @@ if TYPE_CHECKING:
 _KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 _PLAN = "model.plan"
 _UPDATE_S = 10.0
-_SAMPLE = re.compile(
-    r"^(nv_gpu_[a-z_]+|nv_energy_consumption)\{[^}]*\} ([0-9.e+-]+)$", re.MULTILINE
-)
+# By how much of one GPU.
+_BUSIER = 0.02
+_SAMPLE = re.compile(r"^(nv_gpu_[a-z_]+)\{[^}]*\} ([0-9.e+-]+)$", re.MULTILINE)
 
 
 def instances(subject: Subject, target: Target) -> Outcome:
-    """Every instance on a GPU: one that fell back to the CPU answers rightly, and thirty times slower."""
+    """Every instance where the repository wants it: one that fell back to the CPU answers rightly, and far slower."""
     count, devices, strays = _on_gpu(subject, target)
-    if not count:
+    wanted = _wanted(subject, target)
+    if not count and not wanted:
         return skipped("the server runs it on the CPU, as its config says")
+    faults = [f"elsewhere: {', '.join(strays)}"] if strays else []
+    if not devices:
+        faults.append("no GPU is named")
+    if wanted and wanted != {-1} and wanted != set(devices):
+        faults.append(f"the repository wants GPU {', '.join(map(str, sorted(wanted)))}")
     figure = f"{count} on GPU {', '.join(map(str, devices)) or '?'}"
     return outcome(
-        not strays and bool(devices),
-        f"{figure}; elsewhere: {', '.join(strays)}" if strays else figure,
-        "render it with --instance-kind gpu",
+        not faults,
+        "; ".join([figure, *faults]),
+        "render it with --instance-kind gpu, and see the server's log for why it is elsewhere",
         instances=count,
         gpus=devices,
     )
+
+
+def _wanted(subject: Subject, target: Target) -> set[int]:
+    """The GPUs that the repository's config names; {-1} for any; empty where it asks for none."""
+    if subject.repository is None:
+        return set()
+    config = read_config(subject.repository.path / target.name)
+    groups = [group for group in config.instance_group if group.kind == _KIND_GPU]
+    named = {gpu for group in groups for gpu in group.gpus}
+    return named or ({-1} if groups or config.backend == "tensorrt" else set())
 
 
 def _on_gpu(subject: Subject, target: Target) -> tuple[int, list[int], list[str]]:
@@ -70,25 +87,25 @@ def plan(subject: Subject, target: Target) -> Outcome:
 
 
 def works(subject: Subject) -> Outcome:
-    """The GPU's own counters move while requests are answered, and say how much memory is taken."""
+    """The GPU is busier under load than before it; what it does at rest proves nothing."""
     if subject.metrics is None:
         return skipped("the metrics address is not known; name it with --metrics-url")
-    before = _samples(subject.metrics)
-    if "nv_energy_consumption" not in before:
+    idle = _samples(subject.metrics)
+    if "nv_gpu_utilization" not in idle:
         return skipped("the server has no GPU metrics")
-    spent, after, deadline = 0.0, before, time.monotonic() + _UPDATE_S
-    while spent <= 0 and time.monotonic() < deadline:  # Triton reads the counters every two seconds
+    busy, now, deadline = 0.0, idle, time.monotonic() + _UPDATE_S
+    while busy <= _BUSIER and time.monotonic() < deadline:  # Triton reads the GPU every two seconds
         for target in subject.targets:
             send(subject, target)
-        after = _samples(subject.metrics)
-        spent = after["nv_energy_consumption"] - before["nv_energy_consumption"]
-    used = after.get("nv_gpu_memory_used_bytes", 0.0)
-    count = max(sum(_on_gpu(subject, target)[0] for target in subject.targets), 1)
+        now = _samples(subject.metrics)
+        busy = now["nv_gpu_utilization"] - idle["nv_gpu_utilization"]
+    used = now.get("nv_gpu_memory_used_bytes", 0.0)
+    count = sum(_on_gpu(subject, target)[0] for target in subject.targets)
     return outcome(
-        spent > 0,
-        f"{spent:.0f} J under load; {used / 2**30 / count:.1f} GB of its memory for each of {count} instances",
+        busy > _BUSIER,
+        f"{busy:+.0%} busier under load; {used / 2**30:.1f} GB of memory in use, {count} instances of ours",
         "the requests are answered elsewhere: look at the instance groups",
-        joules=spent,
+        busier=busy,
         memory_bytes=used,
         instances=count,
     )

@@ -7,22 +7,22 @@ else, and both are told the same. No precision flag is ever touched, since Tenso
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import io
-import subprocess
+import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.artifacts import BuiltPlan
 from clip_deploy.engines.tensorrt import PLAN, plan_folder
-from clip_deploy.engines.tensorrt.reading import PlanFacts, half_share, require
+from clip_deploy.engines.tensorrt.device import device
+from clip_deploy.engines.tensorrt.reading import Layers, PlanFacts, require
 from clip_deploy.errors import ConfigError, EngineError, MissingDependency, extra
-from clip_deploy.files import building, digest, digest_or_none
+from clip_deploy.files import building, digest, replacing
 from clip_deploy.plan import read_header
 from clip_deploy.progress import Progress, silent
-from clip_deploy.releases import IMAGE, release, releases, with_tensorrt
+from clip_deploy.releases import IMAGE, release, with_tensorrt
 from clip_deploy.spec import BatchProfile
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ HARDWARE_COMPATIBILITY = {
     "same-cc": "SAME_COMPUTE_CAPABILITY",
 }
 _OLDEST = (10, 12)
+# The timing cache's name in the folder of a build: a copy, so that a failed build changes nothing.
+TIMING = "timing.cache"
 # TensorRT's names of tensor types → Triton's.
 _DTYPES = {"FLOAT": "FP32", "HALF": "FP16", "INT32": "INT32", "UINT8": "UINT8", "INT64": "INT64"}
 
@@ -67,6 +69,8 @@ class BuildOptions:
             )
         if self.release is not None:
             release(self.release)
+        if self.timing_cache is not None:
+            _require_cache(self.timing_cache)
 
     def profile_for(self, exported: ExportedModel) -> BatchProfile:
         """The batch sizes, which the export must have been checked at."""
@@ -77,6 +81,18 @@ class BuildOptions:
                 remedy=f"export it with --max-batch {profile.most}, or build for {exported.max_batch} or less",
             )
         return profile
+
+
+def _require_cache(path: Path) -> None:
+    """Refuse a place where no timing cache can be, and a file that is none, before anything is built."""
+    remedy = "name a file for --timing-cache, in a folder that exists"
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise ConfigError(f"{path} cannot be a timing cache", remedy=remedy)
+    if path.exists():
+        with contextlib.suppress(UnicodeDecodeError):
+            if path.stat().st_size and b"\0" not in path.read_bytes()[:4096]:
+                path.read_bytes()[:4096].decode("ascii")
+                raise ConfigError(f"{path} is a text, and no timing cache", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,9 @@ def build(
         EngineError: the release carries another TensorRT, the graph does not build, or the plan is not what was asked.
     """
     require_machine()
-    require_release(options.release, installed_version())
+    require_release(
+        options.release, installed_version(), moves_on=options.version_compatible, warn=progress
+    )
     return keep(exported, options, _by_polygraphy, progress)
 
 
@@ -106,14 +124,12 @@ def keep(
 ) -> BuiltPlan:
     """Run a builder in a folder of its own, hold its plan against what was asked, and put it beside the export."""
     profile = options.profile_for(exported)
-    if damaged := exported.damaged_files():
-        raise ConfigError(
-            f"{exported.directory} is damaged: {', '.join(damaged)} is not what was checked",
-            remedy="export the model again",
-        )
+    require_whole(exported)
     target = plan_folder(exported)
     with building(target, EngineError) as folder:
         progress(f"{exported.name}: building a plan for batches {profile}")
+        if options.timing_cache is not None and options.timing_cache.is_file():
+            shutil.copyfile(options.timing_cache, folder / TIMING)
         made = builder(exported, profile, options, folder)
         progress(f"{exported.name}: reading it back")
         plan = folder / PLAN
@@ -125,20 +141,42 @@ def keep(
                 remedy="check which tensorrt is installed (clip-deploy doctor)",
             )
         require(made.facts, exported, profile, size)
+        built_by = header.version[:3]
+        require_release(options.release, built_by, moves_on=options.version_compatible)
+        cache_sha256 = _keep_cache(folder / TIMING, options.timing_cache)
         provenance = dict(made.provenance) | {
             "tensorrt": str(header),
             "triton_release": options.release,
             "graph_sha256": exported.graph.sha256,
             "hardware_compatibility": options.hardware,
             "version_compatible": options.version_compatible,
-            "timing_cache_sha256": digest_or_none(options.timing_cache)
-            if options.timing_cache
-            else None,
+            "timing_cache_sha256": cache_sha256,
         }
         BuiltPlan(
-            folder, PLAN, digest([plan]), size, profile, made.facts.half_share, provenance
+            folder, PLAN, digest([plan]), size, profile, made.facts.layers.half_share, provenance
         ).write()
     return BuiltPlan.read(target)
+
+
+def require_whole(exported: ExportedModel) -> None:
+    """Raise ConfigError where an export's files are no longer what was checked."""
+    if damaged := exported.damaged_files():
+        raise ConfigError(
+            f"{exported.directory} is damaged: {', '.join(damaged)} is not what was checked",
+            remedy="export the model again",
+        )
+
+
+def _keep_cache(used: Path, wanted: Path | None) -> str | None:
+    """Put the timing cache that a build has used in its place; its digest, or None where there is none."""
+    for lock in used.parent.glob(f"{used.name}*.lock"):
+        lock.unlink()
+    if wanted is None or not used.is_file():
+        return None
+    with replacing(wanted.resolve()) as temporary:
+        shutil.copyfile(used, temporary)
+    used.unlink()
+    return digest([wanted])
 
 
 def require_machine() -> None:
@@ -146,13 +184,11 @@ def require_machine() -> None:
 
     TensorRT without a driver may end the process, so the driver comes first.
     """
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    if device() is None:
         raise MissingDependency(
-            "this machine has no NVIDIA driver, and TensorRT builds on the GPU that will run the plan",
+            "this machine has no NVIDIA driver or no GPU, and TensorRT builds on the GPU that will run the plan",
             remedy="run build-trt on that machine; build-trt --check looks at the graph without a GPU",
-        ) from None
+        )
     for package in ("tensorrt", "polygraphy"):
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(
@@ -177,26 +213,34 @@ def installed_version() -> tuple[int, ...]:
     return (0,)
 
 
-def require_release(name: str | None, building_version: tuple[int, ...]) -> None:
-    """Raise EngineError where the Triton release is known to carry another TensorRT than the one that builds."""
+def require_release(
+    name: str | None,
+    building_version: tuple[int, ...],
+    *,
+    moves_on: bool = False,
+    warn: Progress = silent,
+) -> None:
+    """Raise EngineError where the Triton release is known to carry another TensorRT than the one that builds.
+
+    Args:
+        moves_on: whether the plan is version-compatible, so that a later TensorRT loads it, too.
+        warn: told where the release's TensorRT is not known for certain.
+    """
     if name is None:
         return
-    bounds = release(name).tensorrt_bounds()
-    if bounds is None or bounds[0] <= building_version[:3] <= bounds[1]:
+    bounds, version = release(name).tensorrt_bounds(), building_version[:3]
+    if bounds is None or bounds[0] != bounds[1]:
+        warn(f"which TensorRT Triton {name} carries is not known for certain: not compared exactly")
+    if bounds is None or bounds[0] <= version <= bounds[1] or (moves_on and version <= bounds[1]):
         return
     least, most = map(_dotted, bounds)
     has = least if least == most else f"{least} to {most}"
     fitting = ", ".join(each.name for each in with_tensorrt(building_version)) or "no known release"
-    image = IMAGE.format(release=name)
     raise EngineError(
-        f"Triton {name} carries TensorRT {has}, and {_dotted(building_version)} builds here, which fits {fitting}",
-        remedy=f"build inside the image: clip-deploy build-trt … --in-container --triton-release {name} ({image})",
+        f"Triton {name} carries TensorRT {has}, and {_dotted(version)} builds here, which fits {fitting}",
+        remedy=f"build inside its image, {IMAGE.format(release=name)}: "
+        f"clip-deploy build-trt … --in-container --triton-release {name}",
     )
-
-
-def newest_release() -> str:
-    """The newest release that is known."""
-    return list(releases())[-1]
 
 
 def _by_polygraphy(
@@ -204,16 +248,22 @@ def _by_polygraphy(
 ) -> Made:
     with extra("gpu"):
         import tensorrt as trt
-    data = plan_bytes(trt, exported, profile, options)
+    data = plan_bytes(trt, exported, profile, options, folder / TIMING)
     (folder / PLAN).write_bytes(data)
     builder = {"builder": f"Polygraphy with TensorRT {trt.__version__}", "container": None}
-    return Made(read_back(trt, data), machine() | builder)
+    return Made(
+        read_back(trt, data, host_code=options.version_compatible), (device() or {}) | builder
+    )
 
 
 def plan_bytes(
-    trt: Any, exported: ExportedModel, profile: BatchProfile, options: BuildOptions
+    trt: Any,
+    exported: ExportedModel,
+    profile: BatchProfile,
+    options: BuildOptions,
+    cache_file: Path,
 ) -> bytes:
-    """The serialised engine. ``trt`` is the tensorrt module that Polygraphy uses.
+    """The serialised engine. ``trt`` is the tensorrt module that Polygraphy uses; ``cache_file`` its timing cache.
 
     Raises:
         EngineError: the graph does not parse or build.
@@ -230,7 +280,7 @@ def plan_bytes(
     tensor = exported.contract.input
     shapes = [(size, *tensor.shape) for size in (profile.least, profile.best, profile.most)]
     level = HARDWARE_COMPATIBILITY[options.hardware]
-    cache = str(options.timing_cache) if options.timing_cache else None
+    cache = str(cache_file) if options.timing_cache else None
     try:
         # It reports to stdout, which is for results.
         with contextlib.redirect_stdout(io.StringIO()), G_LOGGER.verbosity(G_LOGGER.ERROR):
@@ -240,9 +290,7 @@ def plan_bytes(
             )
             config = CreateConfig(
                 profiles=[Profile().add(tensor.name, *shapes)],
-                load_timing_cache=cache
-                if options.timing_cache and options.timing_cache.is_file()
-                else None,
+                load_timing_cache=cache if cache_file.is_file() else None,
                 profiling_verbosity=trt.ProfilingVerbosity.DETAILED,
                 hardware_compatibility_level=getattr(trt.HardwareCompatibilityLevel, level)
                 if level
@@ -258,9 +306,15 @@ def plan_bytes(
     return bytes(built)
 
 
-def read_back(trt: Any, data: bytes) -> PlanFacts:
-    """Load a plan and ask it for its tensors, its profile, and the types of its layers."""
+def read_back(trt: Any, data: bytes, *, host_code: bool = False) -> PlanFacts:
+    """Load a plan and ask it for its tensors, its profile, and the types of its layers.
+
+    A version-compatible plan carries a runtime of its own, which is code: it loads only where ``host_code`` is allowed,
+    and this one was built a moment ago.
+    """
     runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+    if host_code:
+        runtime.engine_host_code_allowed = True
     engine = runtime.deserialize_cuda_engine(data)
     if engine is None:
         raise EngineError(
@@ -283,28 +337,7 @@ def read_back(trt: Any, data: bytes) -> PlanFacts:
     }
     inspector = engine.create_engine_inspector()
     layers = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
-    return PlanFacts(tensors, profile, half_share(layers))
-
-
-def machine() -> dict[str, str]:
-    """The first GPU of this machine, its driver, and the CUDA that the driver supports, as nvidia-smi names them."""
-    fields = {"name": "gpu", "compute_cap": "compute_capability", "driver_version": "driver"}
-    rows = _nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader").splitlines()
-    values = rows[0].split(", ") if rows else []
-    facts = dict(zip(fields.values(), values)) if len(values) == len(fields) else {}
-    words = _nvidia_smi().partition("CUDA Version:")[2].split()
-    return facts | ({"cuda": words[0]} if words else {})
-
-
-def _nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints; nothing where it is absent or fails."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return PlanFacts(tensors, profile, Layers.read(layers))
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

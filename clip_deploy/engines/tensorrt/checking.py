@@ -6,11 +6,12 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.engines.tensorrt.building import BuildOptions, require_whole
 from clip_deploy.errors import extra
-from clip_deploy.spec import BatchProfile
 
 if TYPE_CHECKING:
     from clip_deploy.artifacts import ExportedModel
+    from clip_deploy.spec import BatchProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,12 @@ def check(exported: ExportedModel, profile: BatchProfile | None = None) -> Parse
 
     Raises:
         MissingDependency: the extra is not installed.
+        ConfigError: the export is damaged, or was not checked at such batches.
     """
     with extra("trt-check"):
         import tensorrt_rtx as trt
-    chosen = profile or BatchProfile.up_to(exported.max_batch)
+    chosen = BuildOptions(profile).profile_for(exported)
+    require_whole(exported)
     logger = _logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -6,24 +6,26 @@ import os
 import shlex
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clip_deploy.engines.tensorrt import PLAN
-from clip_deploy.engines.tensorrt.building import HARDWARE_COMPATIBILITY, Made, keep, machine
-from clip_deploy.engines.tensorrt.reading import PlanFacts, half_share
+from clip_deploy.engines.tensorrt.building import HARDWARE_COMPATIBILITY, TIMING, Made, keep
+from clip_deploy.engines.tensorrt.device import device
+from clip_deploy.engines.tensorrt.reading import Layers, PlanFacts
 from clip_deploy.errors import ConfigError, EngineError, MissingDependency
 from clip_deploy.progress import Progress, silent
 from clip_deploy.releases import IMAGE, release
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from clip_deploy.artifacts import BuiltPlan, ExportedModel
     from clip_deploy.engines.tensorrt.building import BuildOptions
     from clip_deploy.spec import BatchProfile
 
 _TRTEXEC = "/usr/src/tensorrt/bin/trtexec"
 _LAYERS = "layers.json"
+# Exit codes of docker itself, not of what it runs.
+_DOCKERS_OWN = (125, 126, 127)
 
 
 def build(
@@ -41,6 +43,12 @@ def build(
             "--in-container without a release",
             remedy="name the serving release with --triton-release YY.MM",
         )
+    bounds = release(options.release).tensorrt_bounds()
+    if bounds is not None and bounds[1][0] < 10:
+        raise ConfigError(
+            f"Triton {options.release} carries TensorRT {bounds[1][0]}, which is not strongly typed",
+            remedy="use release 24.05 or later",
+        )
     if shutil.which("docker") is None:
         raise MissingDependency(
             "there is no docker command",
@@ -53,19 +61,35 @@ def _by_trtexec(
     exported: ExportedModel, profile: BatchProfile, options: BuildOptions, folder: Path
 ) -> Made:
     command = docker_command(exported, profile, options, folder)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if "[E]" in line]
-        last = (lines or done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise EngineError(
-            f"trtexec ended with code {done.returncode}: {last[:300]}",
-            remedy=f"run it by hand: {shlex.join(command)}",
+    done = subprocess.run(command, capture_output=True, check=False)
+    output = (done.stdout + done.stderr).decode("utf-8", "replace").splitlines()
+    if done.returncode in _DOCKERS_OWN:
+        lines = (
+            [line for line in output if line.startswith("docker:")] or output or ["no reason given"]
         )
-    layers = (folder / _LAYERS).read_text("utf-8")
-    (folder / _LAYERS).unlink()
+        raise MissingDependency(
+            f"docker cannot run the image: {lines[0].strip()[:300]}",
+            remedy="check Docker and NVIDIA's container toolkit: docker run --rm --gpus=all ubuntu nvidia-smi",
+        )
+    if done.returncode != 0:
+        lines = [line for line in output if "[E]" in line] or output or ["it says nothing"]
+        by_hand = docker_command(exported, profile, options, Path("plan"))
+        raise EngineError(
+            f"trtexec ended with code {done.returncode}: {lines[-1].strip()[:300]}",
+            remedy=f"run it by hand: mkdir plan && {shlex.join(by_hand)}",
+        )
+    try:
+        layers = Layers.read((folder / _LAYERS).read_text("utf-8"))
+        (folder / _LAYERS).unlink()
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"trtexec left no description of its layers: {error}", remedy="report the release"
+        ) from error
+    if not (folder / PLAN).is_file():
+        raise EngineError("trtexec left no plan", remedy="check the disk, and Docker's mounts")
     image = IMAGE.format(release=options.release)
-    builder = {"builder": "trtexec", "container": image}
-    return Made(_facts(exported, profile, layers), machine() | builder)
+    builder = {"builder": "trtexec", "container": image, "read_back": "header and layers"}
+    return Made(PlanFacts(None, None, layers), (device() or {}) | builder)
 
 
 def docker_command(
@@ -74,8 +98,6 @@ def docker_command(
     """The docker command line: the export read-only, the plan's folder writable, nothing else."""
     assert options.release is not None  # checked by ``build``
     volumes = [f"{exported.directory.resolve()}:/export:ro", f"{folder.resolve()}:/plan"]
-    if options.timing_cache is not None:
-        volumes.append(f"{options.timing_cache.resolve().parent}:/cache")
     return [
         *("docker", "run", "--rm", "--gpus=all", "--network=none"),
         f"--user={os.getuid()}:{os.getgid()}",
@@ -108,11 +130,7 @@ def trtexec_command(
         f"--optShapes={shapes(profile.best)}",
         f"--maxShapes={shapes(profile.most)}",
         *(["--stronglyTyped"] if is_ten else []),
-        *(
-            [f"--timingCacheFile=/cache/{options.timing_cache.name}"]
-            if options.timing_cache
-            else []
-        ),
+        *([f"--timingCacheFile=/plan/{TIMING}"] if options.timing_cache else []),
         *([f"--hardwareCompatibilityLevel={_LEVELS[level]}"] if level else []),
         *(["--versionCompatible"] if options.version_compatible else []),
         "--profilingVerbosity=detailed",
@@ -123,18 +141,3 @@ def trtexec_command(
 
 # TensorRT's names → trtexec's.
 _LEVELS = {"AMPERE_PLUS": "ampere+", "SAME_COMPUTE_CAPABILITY": "sameComputeCapability"}
-
-
-def _facts(exported: ExportedModel, profile: BatchProfile, layers: str) -> PlanFacts:
-    """trtexec built these tensors and shapes or failed; the layers tell the precision."""
-    contract = exported.contract
-    shape = contract.input.shape
-    shapes: Any = tuple((size, *shape) for size in (profile.least, profile.best, profile.most))
-    return PlanFacts(
-        tensors={
-            contract.input.name: ("input", contract.input.dtype, (-1, *shape)),
-            contract.output.name: ("output", contract.output.dtype, (-1, *contract.output.shape)),
-        },
-        profile={contract.input.name: shapes},
-        half_share=half_share(layers),
-    )

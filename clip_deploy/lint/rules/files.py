@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clip_deploy.lint import graph as graphs
 from clip_deploy.lint.disk import head, names_in
+from clip_deploy.lint.engine import is_version_compatible
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.plan import read_header
 from clip_deploy.releases import first_that_reads
@@ -272,7 +273,10 @@ def plan_of_another_tensorrt(model: Model, target: Target) -> Iterator[Hit]:
     )
     for path in _plans(model):
         header = read_header(path)
-        if header and header.product == "TensorRT" and not least <= header.version[:3] <= most:
+        if header is None or header.product != "TensorRT":
+            continue  # CD710 says it
+        moves_on = is_version_compatible(model) and header.version[:3] <= most
+        if not moves_on and not least <= header.version[:3] <= most:
             yield Hit(
                 f"{_inside(model, path)} was built by {header}; Triton {target.release.name} has TensorRT {known}",
                 file=path,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import TYPE_CHECKING
 
 from clip_deploy.artifacts import ENGINE, BuiltPlan
 from clip_deploy.contract import PREFIX
 from clip_deploy.errors import ConfigError
+from clip_deploy.lint.engine import engine_folder, manifest
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
+from clip_deploy.spec import LEAST_HALF_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,19 +19,24 @@ if TYPE_CHECKING:
     from clip_deploy.lint.target import Target
 
 
+_PLAN = "plan of TensorRT 10.4.0"
+# The compute capability from which on ``ampere+`` plans run.
+_AMPERE = 8
+
+
 def _planned(config: str = "", most: int = 8, half_share: float = 0.9, cc: str = "9.0") -> Example:
     """A plan with its manifest, for a GPU of compute capability 9.0."""
     manifest = {
         "schema": 1,
         "file": "model.plan",
         "sha256": "5" * 64,
-        "size_bytes": 92,
+        "size_bytes": 91,
         "profile": f"1:4:{most}",
         "half_share": half_share,
         "provenance": {"compute_capability": cc, "hardware_compatibility": "none"},
     }
     files = {
-        "1/model.plan": "plan of TensorRT 10.4.0",
+        "1/model.plan": _PLAN,
         "1/engine.json": json.dumps(manifest, indent=2),
     }
     return Example(f'backend: "tensorrt"\n{config}', files=files, gpu=True)
@@ -66,10 +72,16 @@ def beyond_the_profile(model: Model, target: Target) -> Iterator[Hit]:
 )
 def another_plan(model: Model, target: Target) -> Iterator[Hit]:
     built, told = _manifest(model), model.parameter(f"{PREFIX}plan_sha256")
-    if built is not None and told and told != built.sha256:
+    if built is None:
+        return
+    if told and told != built.sha256:
         place = model.parameter_place(f"{PREFIX}plan_sha256")
         message = f"the config is for plan {told[:12]}, and {built.sha256[:12]} lies there"
         yield Hit(message, place, remedy="render the model again")
+    elif built.path.is_file() and built.path.stat().st_size != built.size_bytes:
+        size = built.path.stat().st_size
+        message = f"{built.file} has {size:,} bytes, its manifest says {built.size_bytes:,}"
+        yield Hit(message, file=built.path, remedy="build and render the model again")
 
 
 @rule(
@@ -82,13 +94,12 @@ def another_plan(model: Model, target: Target) -> Iterator[Hit]:
 )
 def plan_without_half(model: Model, target: Target) -> Iterator[Hit]:
     built = _manifest(model)
-    if (
-        built is not None
-        and built.half_share == 0
-        and model.parameter(f"{PREFIX}precision") == "fp16"
-    ):
+    if built is None or model.parameter(f"{PREFIX}precision") != "fp16":
+        return
+    if built.half_share is not None and built.half_share < LEAST_HALF_SHARE:
         place = model.parameter_place(f"{PREFIX}precision")
-        yield Hit("precision is fp16, and no layer of the plan is", place, remedy="build it again")
+        message = f"precision is fp16, and {built.half_share:.0%} of the plan's layers are"
+        yield Hit(message, place, remedy="build it again")
 
 
 @rule(
@@ -104,19 +115,32 @@ def plan_of_another_gpu(model: Model, target: Target) -> Iterator[Hit]:
     if built is None or target.capability is None:
         return
     made_on = built.provenance.get("compute_capability")
-    is_bound = built.provenance.get("hardware_compatibility", "none") == "none"
-    if is_bound and made_on and made_on != target.capability:
-        message = f"the plan was built on compute capability {made_on}, the target has {target.capability}"
-        yield Hit(message, model.place("backend"), remedy="build it on the target's GPU")
+    if not isinstance(made_on, str) or made_on == target.capability:
+        return
+    is_free = built.provenance.get("hardware_compatibility") == "ampere+"
+    if is_free and int(target.capability.partition(".")[0]) >= _AMPERE:
+        return
+    message = (
+        f"the plan was built on compute capability {made_on}, the target has {target.capability}"
+    )
+    yield Hit(message, model.place("backend"), remedy="build it on the target's GPU")
 
 
-@functools.lru_cache(maxsize=1)  # every rule asks about the model at hand
+@rule(
+    "CD725",
+    "engine-manifest-damaged",
+    Severity.ERROR,
+    "Without its manifest nobody knows which batches, precision and GPU a plan was built for.",
+    bad=Example('backend: "tensorrt"', {"1/model.plan": _PLAN, "1/engine.json": "{}"}, gpu=True),
+    good=_planned(),
+)
+def engine_manifest_damaged(model: Model, target: Target) -> Iterator[Hit]:
+    problem, folder = manifest(model), engine_folder(model)
+    if isinstance(problem, ConfigError) and folder is not None:
+        message = str(problem).replace(str(folder), folder.name)
+        yield Hit(message, file=folder / ENGINE, remedy="build and render the model again")
+
+
 def _manifest(model: Model) -> BuiltPlan | None:
-    """The manifest beside the newest served plan, where there is one that can be read."""
-    folder = next(iter(reversed(model.served.values())), None)
-    if model.backend != "tensorrt" or folder is None or not (folder / ENGINE).is_file():
-        return None
-    try:
-        return BuiltPlan.read(folder)
-    except ConfigError:
-        return None
+    built = manifest(model)
+    return built if isinstance(built, BuiltPlan) else None
