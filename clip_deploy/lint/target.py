@@ -80,11 +80,12 @@ def _is_capability(word: str, text: str) -> bool:
 
 
 def _capability_here() -> str | None:
-    """The compute capability of this machine's first GPU, as 9.0."""
+    """The compute capability of this machine's GPUs, as 9.0; None where it has several kinds or does not tell."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines else None
+    kinds = set(done.stdout.split()) if done.returncode == 0 else set()
+    (kind,) = kinds if len(kinds) == 1 else (None,)
+    return kind if kind and _is_capability("gpu", kind) else None
