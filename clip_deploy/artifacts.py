@@ -92,6 +92,8 @@ class ExportedModel:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], directory: Path) -> ExportedModel:
+        if not isinstance(data["max_batch"], int):
+            raise TypeError(f"max_batch is {data['max_batch']!r}")
         return cls(
             directory=directory,
             contract=Contract.from_json(data["contract"]),

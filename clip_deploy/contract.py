@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import lzma
+import math
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -209,12 +210,12 @@ class _Parameters:
         return self.numbers(key)[0]
 
     def integer(self, key: str) -> int:
-        return int(self.number(key))
+        return _whole(self.number(key), key)
 
     def preprocess(self) -> Preprocess:
         height, width = self.numbers("image_size")
         return Preprocess(
-            size=(int(height), int(width)),
+            size=(_whole(height, "image_size"), _whole(width, "image_size")),
             mean=self.numbers("mean"),  # type: ignore[arg-type]  # Preprocess checks the length
             std=self.numbers("std"),  # type: ignore[arg-type]
             resize_mode=self.text("resize_mode"),
@@ -259,3 +260,9 @@ def unpack(value: str) -> str:
             "the model's tokenizer is cut off or too large", remedy="render the model again"
         )
     return data
+
+
+def _whole(value: float, key: str) -> int:
+    if not math.isfinite(value):
+        raise ConfigError(f"{PREFIX}{key} is {value}", remedy="render the model again")
+    return int(value)

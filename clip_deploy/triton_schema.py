@@ -33,3 +33,16 @@ def _load() -> Any:
 model_config_pb2: Any = _load()
 ModelConfig: Any = model_config_pb2.ModelConfig
 DataType: Any = model_config_pb2.DataType
+
+
+def dtype_name(number: int) -> str:
+    """TYPE_FP32 and so on; the number itself where the schema knows none, which protobuf lets pass."""
+    return enum_name(DataType, number)
+
+
+def enum_name(kind: Any, number: int) -> str:
+    """The name of an enum's value, or the number where it has none."""
+    try:
+        return str(kind.Name(number))
+    except ValueError:
+        return str(number)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clip_deploy.errors import ConfigError
 from clip_deploy.lint import rules as _rules  # noqa: F401  # fills the table
+from clip_deploy.lint.disk import exists, folders, is_folder
 from clip_deploy.lint.findings import RULES, Example, Finding, Hit, Rule, Severity
 from clip_deploy.lint.model import CONFIG, Model, Repository
 from clip_deploy.lint.suppression import suppressions
@@ -95,8 +96,10 @@ def lint(
     judged: list[str] = []
     backends: set[str] = set()
     suppressed = 0
-    for path in paths:
-        repository = _opened(path)
+    repositories = [_opened(path) for path in paths]
+    everything = {k: m for each in reversed(repositories) for k, m in each.models.items()}
+    for repository in repositories:
+        repository.known = everything | repository.models
         for model in repository.models.values():
             if models and model.name not in models:
                 continue
@@ -128,14 +131,14 @@ def _chosen(select: Sequence[str], ignore: Sequence[str], *, run: bool) -> list[
 
 
 def _opened(path: Path) -> Repository:
-    if not path.is_dir():
+    if not is_folder(path):
         raise ConfigError(
             f"there is no model repository at {path}",
             remedy="name the folder that holds the models' folders",
         )
     if not os.access(path, os.R_OK | os.X_OK):
         raise ConfigError(f"{path} cannot be read", remedy="check its permissions")
-    if (path / CONFIG).exists() and not any((each / CONFIG).exists() for each in path.iterdir()):
+    if (path / CONFIG).exists() and not any(exists(each / CONFIG) for each in folders(path)):
         raise ConfigError(
             f"{path} is a model's folder, not a repository",
             remedy=f"name its parent, {path.resolve().parent}",
@@ -150,8 +153,13 @@ def _opened(path: Path) -> Repository:
 
 def _lint_model(model: Model, target: Target, rules: list[Rule]) -> tuple[list[Finding], int]:
     """(findings, how many were suppressed)."""
-    silenced = list(suppressions(model.document)) if model.has_config else []
-    kept, dropped = [], 0
+    kept: list[Finding] = []
+    try:
+        silenced = list(suppressions(model.document)) if model.has_config else []
+        _ = model.backend, model.served  # what every rule looks at
+    except _SURPRISES as error:
+        return [_not_judged("the model", model, error)], 0
+    dropped = 0
     for rule in rules:
         if model.has_config and not model.is_parsed and not rule.code.startswith(_WITHOUT_CONFIG):
             continue
@@ -159,6 +167,9 @@ def _lint_model(model: Model, target: Target, rules: list[Rule]) -> tuple[list[F
             hits = list(rule.check(model, target))
         except OSError as error:  # a file that vanished, or may not be read
             kept.append(_unreadable(error, model))
+            continue
+        except _SURPRISES as error:
+            kept.append(_not_judged(rule.code, model, error))
             continue
         for hit in hits:
             line = hit.place.line if hit.place else None
@@ -173,6 +184,25 @@ def _lint_model(model: Model, target: Target, rules: list[Rule]) -> tuple[list[F
     return kept, dropped
 
 
+# What untrusted files can make of code that did not expect them: said, and the other rules go on.
+_SURPRISES = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def _not_judged(what: str, model: Model, error: Exception) -> Finding:
+    """A finding, and no silence: nobody knows what this rule would have said."""
+    reason = f"{type(error).__name__}: {str(error)[:120]}"
+    hit = Hit(f"{what} could not be judged ({reason})", remedy="report this file to clip-deploy")
+    return _finding(RULES["CD208"], model, hit)
+
+
 def _unreadable(error: OSError, model: Model) -> Finding:
     is_named = isinstance(error.filename, (str, bytes))
     file = Path(os.fsdecode(error.filename)) if is_named else model.folder
@@ -181,19 +211,25 @@ def _unreadable(error: OSError, model: Model) -> Finding:
 
 def _finding(rule: Rule, model: Model, hit: Hit) -> Finding:
     file = hit.file or (model.config_path if model.has_config else model.folder)
+    written = model.document.line(hit.place.line) if hit.place and hit.fix is not None else None
     return Finding(
         code=rule.code,
         name=rule.name,
         severity=rule.severity,
-        model=model.name,
-        path=str(file),
-        message=hit.message,
+        model=_printable(model.name),
+        path=_printable(str(file)),
+        message=_printable(hit.message),
         line=hit.place.line if hit.place else None,
         column=hit.place.column if hit.place else None,
-        fix=hit.fix,
-        remedy=hit.remedy,
-        source=model.document.line(hit.place.line) if hit.place and hit.fix is not None else None,
+        fix=None if hit.fix is None else _printable(hit.fix),
+        remedy=None if hit.remedy is None else _printable(hit.remedy),
+        source=written,
     )
+
+
+def _printable(text: str) -> str:
+    """Text that every output takes; names of files need not be."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _unseen(backends: set[str], *, run: bool, target: Target) -> Iterator[str]:

@@ -7,16 +7,37 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A text larger than this is none that anybody wrote.
-MAX_TEXT_BYTES = 64 * 2**20
+# A text larger than this is none that anybody wrote; a tokenizer in a config takes 1 MB.
+MAX_TEXT_BYTES = 4 * 2**20
 
 
 def folders(path: Path) -> list[Path]:
     """Folders inside a folder, links to folders included, in order of their names."""
     try:
-        return sorted(each for each in path.iterdir() if each.is_dir())
+        return sorted(each for each in path.iterdir() if is_folder(each))
     except OSError:
         return []
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is one; a link that cannot be followed is none, and does not hide the others."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def exists(path: Path) -> bool:
+    """Whether something is there; what may not be looked at counts."""
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return True
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A file that a config names, where Triton looks for it: a leading slash does not lead out of the folder."""
+    return folder / name.replace("\0", "�").lstrip("/")
 
 
 def names_in(folder: Path) -> list[str]:

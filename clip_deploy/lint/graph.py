@@ -12,7 +12,7 @@ import math
 import mmap
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from clip_deploy.lint.wire import LENGTH, Damaged, delimited, encoded, fields
@@ -25,6 +25,8 @@ _KEPT_BYTES = 1024
 # A graph's structure beyond this is not one that a linter should read.
 _MAX_STRUCTURE_BYTES = 256 * 2**20
 _MAX_FILE_BYTES_OF_A_POINTER = 1024
+_MAX_AXES = 64
+_MAX_DIGITS = 19
 
 # onnx.TensorProto.DataType → Triton's, for what Triton can carry.
 _TRITON_DTYPES = {
@@ -47,11 +49,16 @@ _TRITON_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An input or output of a graph. ``shape`` has -1 for every axis that is not fixed; None when nothing is known."""
+    """An input or output of a graph. ``shape`` has -1 for every axis that is not fixed; None when nothing is known.
+
+    ``declared`` is what the file says: ONNX Runtime's inference may see less than onnx's, so that either can be what
+    a server compares with.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...] | None
+    declared: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,7 @@ class ExternalData:
     location: str
     offset: int
     length: int | None
+    is_invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ class Graph:
     """What a linter needs of an ONNX file.
 
     ``inputs`` are those a request must give; ``defaults`` those that an initializer stands in for; ``half_share`` the
-    share of FP16 among the floating-point weights; ``weight_types`` how many weights each type has.
+    share of FP16 among the floating-point weights; ``is_foreign`` says that operators occur that onnx does not know, so
+    that a server may know more of the shapes; ``weight_types`` how many weights each type has.
     """
 
     inputs: dict[str, Tensor]
@@ -79,6 +88,7 @@ class Graph:
     external: tuple[ExternalData, ...] = ()
     half_share: float = 0.0
     parameters: int = 0
+    is_foreign: bool = False
     weight_types: tuple[tuple[str, int], ...] = ()
 
 
@@ -183,19 +193,19 @@ def _tensor_head(tensor: memoryview) -> bytes:
 
 def _graph(model: Any, onnx: Any) -> Graph:
     graph = model.graph
-    weights = [tensor.name for tensor in graph.initializer]
-    weights += [sparse.values.name for sparse in graph.sparse_initializer]
-    given = {value.name: _tensor(value) for value in graph.input}
-    declared = {value.name: _tensor(value) for value in graph.output}
+    weights = [_text(tensor.name) for tensor in graph.initializer]
+    weights += [_text(sparse.values.name) for sparse in graph.sparse_initializer]
+    given = {_text(value.name): _tensor(value) for value in graph.input}
+    declared = {_text(value.name): _tensor(value) for value in graph.output}
     inferred = _inferred(model, onnx)
     outputs = {
-        name: Tensor(name, tensor.dtype, _united(tensor.shape, inferred.get(name)))
+        name: Tensor(name, tensor.dtype, _united(tensor.shape, inferred.get(name)), tensor.shape)
         for name, tensor in declared.items()
     }
     types: Counter[str] = Counter()
     for tensor in graph.initializer:
         dtype = _TRITON_DTYPES.get(tensor.data_type, "other").removeprefix("TYPE_")
-        types[dtype] += math.prod(tensor.dims)
+        types[dtype] += _size(tensor.dims)
     floats = types["FP32"] + types["FP16"]
     return Graph(
         inputs={name: tensor for name, tensor in given.items() if name not in weights},
@@ -207,6 +217,7 @@ def _graph(model: Any, onnx: Any) -> Graph:
             _external(tensor) for tensor in graph.initializer if tensor.data_location == 1
         ),
         half_share=types["FP16"] / floats if floats else 0.0,
+        is_foreign=any(node.domain not in ("", "ai.onnx") for node in graph.node),
         parameters=types["FP32"] + types["FP16"],
         weight_types=tuple(types.most_common()),
     )
@@ -214,17 +225,19 @@ def _graph(model: Any, onnx: Any) -> Graph:
 
 def _inferred(model: Any, onnx: Any) -> dict[str, tuple[int, ...] | None]:
     """Shapes of outputs by inference alone: what the file declares is taken away first."""
+    if model.functions:  # they may call one another, each twice
+        return {}
     bare = type(model)()
     bare.CopyFrom(model)
     for value in bare.graph.output:
         value.type.tensor_type.ClearField("shape")
     try:
-        done = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        done = onnx.shape_inference.infer_shapes(bare, data_prop=False)
     except (
         Exception
     ):  # an operator that onnx does not know: nothing is inferred, the declared shapes stand
         return {}
-    return {value.name: _shape(value) for value in done.graph.output}
+    return {_text(value.name): _shape(value) for value in done.graph.output}
 
 
 def _united(
@@ -244,9 +257,21 @@ def _united_axis(declared: int, inferred: int) -> int:
     return inferred if declared == -1 else -1
 
 
+def _size(dims: Any) -> int:
+    """How many values a tensor has; a lie counts as nothing."""
+    if len(dims) > _MAX_AXES or any(not 0 <= axis < 2**40 for axis in dims):
+        return 0
+    return int(min(math.prod(dims), 2**60))
+
+
 def _tensor(value: Any) -> Tensor:
     dtype = _TRITON_DTYPES.get(value.type.tensor_type.elem_type, "")
-    return Tensor(value.name, dtype, _shape(value))
+    return Tensor(_text(value.name), dtype, _shape(value))
+
+
+def _text(value: str | bytes) -> str:
+    """A name; protobuf gives bytes where a file's are not UTF-8."""
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
@@ -257,14 +282,19 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def _external(tensor: Any) -> ExternalData:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    length = entries.get("length", "")
+    entries = {_text(entry.key): _text(entry.value) for entry in tensor.external_data}
+    offset, length = entries.get("offset", "0"), entries.get("length", "")
     return ExternalData(
-        location=str(PurePosixPath(entries.get("location", ""))),
-        offset=_number(entries.get("offset", "0")),
+        location=entries.get("location", "").replace("\0", "�"),
+        offset=_number(offset),
         length=_number(length) if length else None,
+        is_invalid=not _is_number(offset) or bool(length and not _is_number(length)),
     )
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+
+
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if _is_number(text) else 0

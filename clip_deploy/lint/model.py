@@ -11,9 +11,9 @@ from google.protobuf import text_format
 
 from clip_deploy.contract import PREFIX
 from clip_deploy.lint import graph as graphs
-from clip_deploy.lint.disk import MAX_TEXT_BYTES, folders, head, names_in
+from clip_deploy.lint.disk import MAX_TEXT_BYTES, exists, folders, head, inside, names_in
 from clip_deploy.lint.findings import Hit
-from clip_deploy.lint.text import Document, Field, Place, read
+from clip_deploy.lint.text import Block, Document, Field, Place, read
 from clip_deploy.triton_schema import ModelConfig
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ CONFIG = "config.pbtxt"
 # Folders of a model that are no versions.
 _NO_VERSIONS = {"warmup", "initial_state", "configs"}
 # Strings longer than this (a tokenizer, say) are not shown to the schema's parser, which is slow on them.
-_LONG_STRING = re.compile(r'"[^"\\\n]{4096,}"')
+_STRING = re.compile(r"""#[^\n]*|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|["'][^\n]*""")
+_LONG = 4096
 _NO_CHARACTER = re.compile(r"\\(?:[4-7][0-7]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2})")
 _MINUS = re.compile(r"-[ \t]+(?=\d)")
 
@@ -45,6 +46,7 @@ BACKEND_FILES = {
     "pytorch": ("pytorch_libtorch", "model.pt"),
     "python": ("", "model.py"),
 }
+_TENSORFLOW = dict.fromkeys(("model.savedmodel", "model.graphdef"), "tensorflow")
 _PLATFORMS = {platform: backend for backend, (platform, _) in BACKEND_FILES.items() if platform}
 
 
@@ -54,6 +56,7 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.models = {folder.name: Model(folder, self) for folder in folders(path)}
+        self.known = self.models  # with those of other repositories that one server is given
 
 
 class Model:
@@ -85,7 +88,7 @@ class Model:
 
     @functools.cached_property
     def has_config(self) -> bool:
-        return self.config_path.exists() or self.config_path.is_symlink()
+        return exists(self.config_path)
 
     @functools.cached_property
     def document(self) -> Document:
@@ -95,7 +98,7 @@ class Model:
     @functools.cached_property
     def parsed(self) -> tuple[Any, text_format.ParseError | None]:
         """The message and what the schema's own parser complains about first."""
-        text = _LONG_STRING.sub('""', self.document.text)
+        text = _STRING.sub(_shortened, self.document.text)
         try:
             return _parse(text), None
         except text_format.ParseError as error:
@@ -131,14 +134,16 @@ class Model:
 
     @functools.cached_property
     def served(self) -> dict[int, Path]:
-        """The versions that the policy lets Triton load."""
+        """The versions that the policy lets Triton load, the newest last."""
         policy = self.config.version_policy
         if policy.HasField("specific"):
-            return {v: self.folders[v] for v in policy.specific.versions if v in self.folders}
+            wanted = sorted(set(policy.specific.versions))
+            return {v: self.folders[v] for v in wanted if v in self.folders}
         if policy.HasField("all"):
             return self.folders
         count = policy.latest.num_versions if policy.HasField("latest") else 1
-        return {v: self.folders[v] for v in sorted(self.folders, reverse=True)[:count]}
+        newest = sorted(self.folders, reverse=True)[:count]
+        return {v: self.folders[v] for v in sorted(newest)}
 
     @functools.cached_property
     def backend(self) -> str:
@@ -150,7 +155,7 @@ class Model:
             return _PLATFORMS.get(
                 config.platform, "pytorch" if config.platform == "libtorch" else ""
             )
-        names = {file: backend for backend, (_, file) in BACKEND_FILES.items()}
+        names = {file: backend for backend, (_, file) in BACKEND_FILES.items()} | _TENSORFLOW
         if config.default_model_filename:
             return names.get(config.default_model_filename, "")
         first = next(iter(sorted(folders(self.folder))), None)
@@ -165,9 +170,9 @@ class Model:
 
     @functools.cached_property
     def completes_itself(self) -> bool:
-        """Whether the backend fills in what a listed tensor lacks: plans do, and Python models that want to."""
+        """Whether the backend may add to what a config says: plans do, Python models that want to, unknown backends."""
         if self.backend != "python":
-            return self.backend == "tensorrt"
+            return self.backend not in ("onnxruntime", "pytorch", "openvino")
         files = [self.model_file(folder) for folder in self.served.values()]
         return any(b"def auto_complete_config" in (head(file) or b"") for file in files)
 
@@ -186,7 +191,7 @@ class Model:
 
     def model_file(self, version: Path) -> Path:
         """The file that the backend opens in a version's folder; for a folder of that name, the graph inside."""
-        path = version / self.file_name
+        path = inside(version, self.file_name)
         return path / "model.onnx" if self.backend == "onnxruntime" and path.is_dir() else path
 
     @functools.cached_property
@@ -250,27 +255,34 @@ class Model:
 
     def fields(self, *path: str | int) -> list[Field]:
         """Where a field was written, as ``("input", 0, "dims")``; numbers count the messages of a repeated field."""
-        blocks, found = [self.document.root], list[Field]()
-        for step in path:
+        return self._found(path)[0]
+
+    def _found(self, path: tuple[str | int, ...]) -> tuple[list[Field], list[Block]]:
+        """(fields, their messages) of a path; each step is taken once, since large configs ask for thousands."""
+        if path not in self._steps:
+            *before, step = path
+            found, blocks = self._found(tuple(before))
             if isinstance(step, int):
                 blocks = blocks[step : step + 1]
             else:
                 found = [field for block in blocks for field in block.all(step)]
                 blocks = [block for field in found for block in field.blocks()]
-        return found
+            self._steps[path] = found, blocks
+        return self._steps[path]
+
+    @functools.cached_property
+    def _steps(self) -> dict[tuple[str | int, ...], tuple[list[Field], list[Block]]]:
+        return {(): ([], [self.document.root])}
 
     def place(self, *path: str | int) -> Place | None:
         """The place of a field or message; of the nearest one around it where it was not written."""
         for length in range(len(path), 0, -1):
             step = path[length - 1]
-            found = self.fields(*path[: length if isinstance(step, str) else length - 1])
             if isinstance(step, str):
-                if found:
+                if found := self._found(path[:length])[0]:
                     return found[0].place
-            else:
-                blocks = [block for field in found for block in field.blocks()]
-                if step < len(blocks):
-                    return blocks[step].place
+            elif blocks := self._found(path[:length])[1]:
+                return blocks[0].place
         return None
 
     def hit(self, message: str, *path: str | int, right: str | None = None) -> Hit:
@@ -282,6 +294,13 @@ class Model:
         if len(written) == 1 and written[0].end.line == place.line:
             return Hit(message, place, fix=self.document.corrected(written[0], right))
         return Hit(message, place, remedy=f"write {right}" if right else "take it out")
+
+
+def _shortened(match: re.Match[str]) -> str:
+    """A long string as an empty one."""
+    text = match.group()
+    is_whole = text[0] != "#" and text[-1] == text[0]
+    return text[0] * 2 if is_whole and len(text) >= _LONG else text
 
 
 def _parse(text: str) -> Any:

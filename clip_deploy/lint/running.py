@@ -73,9 +73,9 @@ _NUMPY = {
 
 
 def _numpy(data_type: int) -> str:
-    from clip_deploy.triton_schema import DataType
+    from clip_deploy.triton_schema import dtype_name
 
-    return _NUMPY.get(DataType.Name(data_type), "")
+    return _NUMPY.get(dtype_name(data_type), "")
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,10 +20,11 @@ _TOKEN = re.compile(
     r"""[ \t\r\n\f\v]*(?:
     (?P<comment>\#[^\n]*)
     |(?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\\\n]*(?:\\.[^'\\\n]*)*')
+    |(?P<other>["'][^\n]*)
     |(?P<word>[A-Za-z_][A-Za-z0-9_.]*)
     |(?P<number>[-+]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?[fF]?))
     |(?P<mark>[{}\[\]<>:,;-])
-    |(?P<other>[^ \t\r\n\f\v])|\Z)""",
+    |(?P<rest>[^ \t\r\n\f\v])|\Z)""",
     re.VERBOSE | re.DOTALL,
 )
 _NEWLINE = re.compile("\n")
@@ -142,7 +143,10 @@ class Document:
     def corrected(self, written: Field, right: str) -> str:
         """The line of a field with ``right`` in its place; empty where nothing would be left of it."""
         line, at = self.line(written.place.line), written.place.column - 1
-        return f"{line[:at]}{right}{line[written.end.column - 1 :]}".rstrip()
+        before, after = line[:at], line[written.end.column - 1 :]
+        if not right:  # with the mark that parted it from the next
+            after = re.sub(r"^\s*[,;]", "", after)
+        return f"{before}{right}{after}".rstrip()
 
     def respelt(self, place: Place, wrong: str, right: str) -> str | None:
         """The line of ``place`` with one word for another."""
@@ -188,7 +192,7 @@ class _Reader:
                 self.comments.append(Comment(value[1:].strip(), place, alone=last != line))
             else:
                 last = line
-                yield _Token(kind, value, place)
+                yield _Token("other" if kind == "rest" else kind, value, place)
 
     def fields(self, block: Block, closing: str | None, depth: int) -> None:
         """Read fields up to the closing mark, or to the end of the file."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import difflib
 import warnings
+from collections import deque
 from typing import TYPE_CHECKING
 
-from clip_deploy.lint.disk import names_in
+from clip_deploy.lint.disk import inside, names_in
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.lint.model import BACKEND_FILES
 from clip_deploy.lint.target import KNOWN_BACKENDS
@@ -80,7 +81,8 @@ def unknown_backend(model: Model, target: Target) -> Iterator[Hit]:
 def _brings_its_own(model: Model, name: str) -> bool:
     """A backend's library may lie in the model's own folder."""
     places = [model.folder, *model.served.values()]
-    return any((place / f"libtriton_{name}.so").is_file() for place in places)
+    names = [f"libtriton_{name}.so", *([model.config.runtime] if model.config.runtime else [])]
+    return any(inside(place, each).is_file() for place in places for each in names)
 
 
 @rule(
@@ -292,8 +294,10 @@ def unknown_runtime(model: Model, target: Target) -> Iterator[Hit]:
     name = model.config.runtime
     places = [model.folder, *model.served.values()]
     is_python = name == "model.py"  # a backend written in Python: looked for in its own folder only
-    if not name or (not is_python and any((place / name).is_file() for place in places)):
+    if not name or (not is_python and any(inside(place, name).is_file() for place in places)):
         return
+    if is_python and model.backend == "pytorch":
+        return  # a PyTorch model that brings its own code
     libraries = {
         f"libtriton_{each}.so" for each in {model.backend, *KNOWN_BACKENDS, *target.backends}
     }
@@ -313,9 +317,9 @@ def _has_execute(node: ast.ClassDef) -> bool:
 
 def _bindings(node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.AST]]:
     """(name, what it stands for) of a module or a class; what functions bind inside themselves is not theirs."""
-    waiting: list[ast.AST] = list(node.body)
+    waiting: deque[ast.AST] = deque(node.body)
     while waiting:
-        each = waiting.pop(0)
+        each = waiting.popleft()
         if isinstance(each, (*_FUNCTIONS, ast.ClassDef)):
             yield each.name, each
         elif isinstance(each, (ast.Import, ast.ImportFrom)):
@@ -336,8 +340,8 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def _code(model: Model) -> list[Path]:
-    if model.backend != "python":
-        return []
+    if model.backend != "python" or model.parameter("EXECUTION_ENV_PATH"):
+        return []  # an environment of its own may have another Python
     paths = [model.model_file(folder) for folder in model.served.values()]
     return [path for path in paths if path.is_file() and 0 < path.stat().st_size <= _MAX_CODE_BYTES]
 

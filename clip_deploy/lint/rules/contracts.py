@@ -11,7 +11,7 @@ from clip_deploy.errors import ConfigError
 from clip_deploy.lint.disk import head
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.spec import TensorSpec, Tower
-from clip_deploy.triton_schema import DataType
+from clip_deploy.triton_schema import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +57,7 @@ def contract_incomplete(model: Model, target: Target) -> Iterator[Hit]:
 def towers_disagree(model: Model, target: Target) -> Iterator[Hit]:
     if model.name != Tower.TEXT.model_name or not model.is_ours:
         return
-    other = model.repository.models.get(Tower.IMAGE.model_name)
+    other = model.repository.known.get(Tower.IMAGE.model_name)
     if other is None or not other.is_ours:
         return
     for key, what in (
@@ -175,7 +175,7 @@ def _contract(model: Model) -> Contract:
 
 def _spec(model: Model, tensor: Any) -> TensorSpec:
     dims = tuple(tensor.dims)[0 if model.config.max_batch_size else 1 :]
-    return TensorSpec(tensor.name, DataType.Name(tensor.data_type).removeprefix("TYPE_"), dims)
+    return TensorSpec(tensor.name, dtype_name(tensor.data_type).removeprefix("TYPE_"), dims)
 
 
 @functools.lru_cache(maxsize=1)  # several rules ask about the model at hand

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.triton_schema import DataType
+from clip_deploy.triton_schema import DataType, dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from clip_deploy.lint.model import Model
     from clip_deploy.lint.target import Target
@@ -29,6 +29,13 @@ STEP = """ensemble_scheduling { step {
 """
 
 
+def some(names: Iterable[str]) -> str:
+    """A few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"{', '.join(names[:8])}{more}"
+
+
 def pipeline(old: str = "", new: str = "", head: str = HEAD) -> Example:
     """An ensemble around the model of the examples, with one thing changed."""
     return Example(
@@ -45,12 +52,12 @@ def pipeline(old: str = "", new: str = "", head: str = HEAD) -> Example:
     good=pipeline(),
 )
 def step_model_missing(model: Model, target: Target) -> Iterator[Hit]:
-    known = model.repository.models
+    known = model.repository.known
     for index, step in steps(model):
         name, version = step.model_name, step.model_version
         if name and name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            message = f"there is no model {name!r} in the repository; it has {', '.join(known)}"
+            message = f"there is no model {name!r} in the repository; it has {some(known)}"
             right = f'model_name: "{near[0]}"' if near else None
             yield model.hit(
                 message, "ensemble_scheduling", "step", index, "model_name", right=right
@@ -173,7 +180,7 @@ class _Seen:
 
     def differs(self, other: _Seen) -> str | None:
         if self.data_type != other.data_type:
-            mine, theirs = DataType.Name(self.data_type), DataType.Name(other.data_type)
+            mine, theirs = dtype_name(self.data_type), dtype_name(other.data_type)
             return f"is {mine} in {self.model} and {theirs} in {other.model}"
         if _alike(self.dims, other.dims) or _alike(self._full(), other._full()):
             return None
@@ -245,7 +252,7 @@ def steps(model: Model) -> list[tuple[int, Any]]:
 def members(model: Model) -> Iterator[tuple[int, Any, Model]]:
     """(index, step, its model), for models that are there and can be read."""
     for index, step in steps(model):
-        member = model.repository.models.get(step.model_name)
+        member = model.repository.known.get(step.model_name)
         if member is not None and member.is_parsed:
             yield index, step, member
 

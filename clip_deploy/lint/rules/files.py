@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from pathlib import Path, PurePosixPath
+import posixpath
 from typing import TYPE_CHECKING
 
 from clip_deploy.lint import graph as graphs
@@ -15,6 +15,7 @@ from clip_deploy.releases import first_that_reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from clip_deploy.lint.graph import Graph
     from clip_deploy.lint.model import Model
@@ -35,8 +36,11 @@ _POINTER = b"version https://git-lfs"
 def model_file_missing(model: Model, target: Target) -> Iterator[Hit]:
     if model.is_ensemble or not model.file_name or model.backend not in _OPENED:
         return
+    if model.backend == "pytorch" and model.config.runtime == "model.py":
+        return  # the code finds its own files
     for folder in model.served.values():
-        if not folder.is_dir() or model.model_file(folder).exists():
+        path = model.model_file(folder)
+        if not folder.is_dir() or path.is_file() or path.is_dir():
             continue
         names = names_in(folder)
         suffix = model.file_name.rpartition(".")[2]
@@ -137,8 +141,8 @@ def external_data_missing(model: Model, target: Target) -> Iterator[Hit]:
 @rule(
     "CD706",
     "external-data-outside",
-    Severity.ERROR,
-    "ONNX Runtime reads external weights from the graph's own folder only.",
+    Severity.WARNING,
+    "Weights outside the version's folder do not travel with it, and newer ONNX Runtime versions refuse them.",
     bad=Example(files={"1/model.onnx": "graph with external data outside"}),
     good=Example(files={"1/model.onnx": "graph with external data"}),
 )
@@ -167,11 +171,14 @@ def external_data_short(model: Model, target: Target) -> Iterator[Hit]:
             file = path.parent / location
             if _is_outside(location) or not file.is_file():
                 continue
-            needed = max(
-                each.offset + (each.length or 0)
-                for each in graph.external
-                if each.location == location
-            )
+            here = [each for each in graph.external if each.location == location]
+            if any(each.is_invalid for each in here):
+                yield Hit(
+                    f"{_inside(model, path)} gives an offset or length in {location} that is no number",
+                    file=path,
+                )
+                continue
+            needed = max(each.offset + (each.length or 0) for each in here)
             size = file.stat().st_size
             if size < needed:
                 yield Hit(
@@ -308,9 +315,9 @@ def _is_pointer(path: Path) -> bool:
 
 
 def _is_outside(location: str) -> bool:
-    parts = PurePosixPath(location).parts
-    return not location or location.startswith("/") or ".." in parts
+    path = posixpath.normpath(location or "..")
+    return path.startswith(("/", "../")) or path == ".."
 
 
 def _inside(model: Model, path: Path) -> str:
-    return str(path.relative_to(model.folder))
+    return str(path.relative_to(model.folder)) if path.is_relative_to(model.folder) else path.name

@@ -109,9 +109,9 @@ def ensemble_cycle(model: Model, target: Target) -> Iterator[Hit]:
                 "the ensemble contains itself, by way of others", model.place("ensemble_scheduling")
             )
             return
-        if name not in reached and name in model.repository.models:
+        if name not in reached and name in model.repository.known:
             reached.add(name)
-            waiting += [step.model_name for _, step in steps(model.repository.models[name])]
+            waiting += [step.model_name for _, step in steps(model.repository.known[name])]
 
 
 @rule(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.lint.rules.tensors import is_impossible, listed, tensors
-from clip_deploy.triton_schema import DataType
+from clip_deploy.triton_schema import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ def _other_inputs(model: Model) -> set[str]:
 def dtype_differs(model: Model, target: Target) -> Iterator[Hit]:
     for side, index, tensor, known in _against_graph(model):
         graph_tensor = known.get(tensor.name)
-        dtype = DataType.Name(tensor.data_type)
+        dtype = dtype_name(tensor.data_type)
         if (
             graph_tensor is None
             or dtype in ("TYPE_INVALID", graph_tensor.dtype)
@@ -122,7 +122,12 @@ def dims_differ(model: Model, target: Target) -> Iterator[Hit]:
         if model.max_batch > 0 and shape[0] != -1:
             continue  # CD406 says it
         full = (-1, *dims) if model.max_batch > 0 else dims
-        if _fits(full, shape, exact=side == "output") or _has_batch_axis(model, dims, shape):
+        declared = known[tensor.name].declared
+        either = [shape, *([declared] if declared else [])]
+        is_loose = side == "output" and model.graph is not None and model.graph.is_foreign
+        if any(_fits(full, each, exact=side == "output", loose=is_loose) for each in either):
+            continue
+        if _has_batch_axis(model, dims, shape):
             continue
         here = f"{listed(full)} here{_with_batch(model)}"
         message = f"{tensor.name} is {here} and {listed(shape)} in the graph"
@@ -198,10 +203,14 @@ def _against_graph(model: Model) -> Iterator[tuple[str, int, Any, dict[str, Tens
         yield side, index, tensor, known[side]
 
 
-def _fits(full: tuple[int, ...], shape: tuple[int, ...], *, exact: bool) -> bool:
+def _fits(
+    full: tuple[int, ...], shape: tuple[int, ...], *, exact: bool, loose: bool = False
+) -> bool:
+    """Whether dims fit a shape; ``loose`` where a free axis may be fixed in truth."""
     if len(full) != len(shape):
         return False
-    return all(here == there or (there == -1 and not exact) for here, there in zip(full, shape))
+    is_free = loose or not exact
+    return all(here == there or (there == -1 and is_free) for here, there in zip(full, shape))
 
 
 def _has_batch_axis(model: Model, dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.triton_schema import model_config_pb2
+from clip_deploy.triton_schema import enum_name, model_config_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +74,7 @@ def gpus_without_gpu(model: Model, target: Target) -> Iterator[Hit]:
             place = model.place("instance_group", index, "gpus")
             yield Hit(f"there is no GPU {negative[0]}", place)
         elif group.gpus and group.kind in (_KINDS.KIND_CPU, _KINDS.KIND_MODEL):
-            message = f"gpus {list(group.gpus)} with {_KINDS.Kind.Name(group.kind)}"
+            message = f"gpus {list(group.gpus)} with {enum_name(_KINDS.Kind, group.kind)}"
             yield model.hit(message, "instance_group", index, "gpus", right="")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.lint.disk import inside
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.lint.model import DTYPE_BYTES
-from clip_deploy.triton_schema import DataType, model_config_pb2
+from clip_deploy.triton_schema import dtype_name, enum_name, model_config_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ def sequence_control(model: Model, target: Target) -> Iterator[Hit]:
             yield Hit(f"the control input {tensor.name!r} stands twice", place)
         names.append(tensor.name)
         for control in tensor.control:
-            kind = _KINDS.Kind.Name(control.kind)
+            kind = enum_name(_KINDS.Kind, control.kind)
             if control.kind in kinds:
                 yield Hit(f"{kind} is sent to two tensors", place)
             kinds.append(control.kind)
@@ -82,7 +83,7 @@ def _complaint(control: Any) -> str | None:
     if control.kind == _KINDS.CONTROL_SEQUENCE_CORRID:
         if given:
             return f"takes a data_type and no {given[0]}"
-        right = DataType.Name(control.data_type) in _IDS
+        right = dtype_name(control.data_type) in _IDS
         return None if right else f"needs a data_type of {', '.join(_IDS)}"
     if len(given) != 1:
         return f"needs one of {', '.join(_PAIRS)}" if not given else f"has {' and '.join(given)}"
@@ -114,7 +115,7 @@ def _initial_complaint(model: Model, state: Any, initial: Any) -> str | None:
     if not initial.name:
         return "needs a name"
     if initial.data_type != state.data_type:
-        here, there = DataType.Name(initial.data_type), DataType.Name(state.data_type)
+        here, there = dtype_name(initial.data_type), dtype_name(state.data_type)
         return f"is {here}, the state {there}"
     dims, wanted = list(initial.dims), list(state.dims)
     if len(dims) != len(wanted) or any(d < 1 or w not in (-1, d) for d, w in zip(dims, wanted)):
@@ -123,8 +124,8 @@ def _initial_complaint(model: Model, state: Any, initial: Any) -> str | None:
     if kind is None:
         return "needs zero_data or a data_file"
     if kind == "data_file":
-        path = model.folder / "initial_state" / initial.data_file
-        size = DTYPE_BYTES.get(DataType.Name(initial.data_type), 0) * prod(dims)
+        path = inside(model.folder / "initial_state", initial.data_file)
+        size = DTYPE_BYTES.get(dtype_name(initial.data_type), 0) * min(prod(dims[:64]), 2**63)
         if not path.is_file():
             return f"is in initial_state/{initial.data_file}, which is not there"
         if path.stat().st_size < size:
@@ -154,11 +155,11 @@ def batch_tensor(model: Model, target: Target) -> Iterator[Hit]:
                 complaint = f"needs one source_input, not {len(row.source_input)}"
             elif strange:
                 complaint = f"is made from {strange[0]!r}, which is no input of the model"
-            elif side == "batch_input" and DataType.Name(row.data_type) not in (
+            elif side == "batch_input" and dtype_name(row.data_type) not in (
                 "TYPE_INT32",
                 "TYPE_FP32",
             ):
-                complaint = f"is TYPE_INT32 or TYPE_FP32, not {DataType.Name(row.data_type)}"
+                complaint = f"is TYPE_INT32 or TYPE_FP32, not {dtype_name(row.data_type)}"
             elif side == "batch_output" and not set(targets) <= outputs:
                 complaint = f"goes to {sorted(set(targets) - outputs)[0]!r}, which is no output of the model"
             elif len(set(targets)) < len(targets) and side == "batch_output":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.lint.disk import inside
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def option_of_another_backend(model: Model, target: Target) -> Iterator[Hit]:
 def labels_missing(model: Model, target: Target) -> Iterator[Hit]:
     for index, tensor in enumerate(model.config.output):
         name = tensor.label_filename
-        if name and not (model.folder / name).is_file():
+        if name and not inside(model.folder, name).is_file():
             yield Hit(
                 f"the label file {name} is not there",
                 model.place("output", index, "label_filename"),

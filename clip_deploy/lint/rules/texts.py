@@ -190,7 +190,7 @@ def key_given_twice(model: Model, target: Target) -> Iterator[Hit]:
     "CD208",
     "unreadable",
     Severity.ERROR,
-    "The file cannot be read, or is far too large to be a configuration.",
+    "The file cannot be read or judged, or is far too large to be a configuration.",
     bad=Example(files={"config.pbtxt": "folder"}),
     good=Example(),
 )
@@ -329,7 +329,7 @@ def _value(
 def _enum(model: Model, field: Field, value: Scalar, known: Any) -> Iterator[tuple[str, Hit]]:
     names = [v.name for v in known.enum_type.values]
     if value.text in names or re.fullmatch(r"-?\d+", value.text):
-        return
+        return  # Triton takes numbers that stand for nothing
     right = _nearest(value.string, names)
     fix = model.document.respelt(value.place, value.text, right) if right else None
     hint = f"did you mean {right}?" if right else f"use one of {', '.join(names[:8])}"
@@ -339,6 +339,8 @@ def _enum(model: Model, field: Field, value: Scalar, known: Any) -> Iterator[tup
     )
 
 
+# A whole number has 20 at most, and Python refuses to read some thousands of them.
+_MAX_DIGITS = 64
 _WHOLE = {
     "INT32": (-(2**31), 2**31 - 1),
     "UINT32": (0, 2**32 - 1),
@@ -357,7 +359,9 @@ def _scalar_complaint(value: Scalar, known: Any) -> str | None:
         return None if right else f"takes true or false, not {value.text[:20]}"
     if kind in _WHOLE:
         least, most = _WHOLE[kind]
-        if not re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)", value.text):
+        if len(value.text) > _MAX_DIGITS:
+            return f"cannot be a number of {len(value.text)} digits"
+        if not re.fullmatch(r"-?(0[xX][0-9a-fA-F]+|\d+)", value.text, re.ASCII):
             return f"takes a whole number, not {value.text[:20]}"
         return (
             None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.lint.disk import inside
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
 from clip_deploy.lint.model import DTYPE_BYTES
-from clip_deploy.triton_schema import DataType
+from clip_deploy.triton_schema import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from clip_deploy.lint.model import Model
     from clip_deploy.lint.target import Target
 
+# No tensor has more; a product over thousands of them takes minutes.
+_MAX_AXES = 64
 _SAMPLE = (
     "model_warmup {{ name: 'w' batch_size: {batch} inputs {{ key: '{key}' value "
     "{{ data_type: TYPE_FP32 dims: {dims} {data} }} }} }}"
@@ -69,7 +72,7 @@ def warmup_shape(model: Model, target: Target) -> Iterator[Hit]:
 )
 def warmup_input(model: Model, target: Target) -> Iterator[Hit]:
     known = {tensor.name: tensor for tensor in model.config.input}
-    if not known:
+    if not known or model.completes_itself:
         return
     for index, sample in _samples(model):
         strange = [name for name in sample.inputs if name not in known]
@@ -98,7 +101,7 @@ def warmup_input(model: Model, target: Target) -> Iterator[Hit]:
 def warmup_dtype(model: Model, target: Target) -> Iterator[Hit]:
     for index, name, given, wanted in _inputs(model):
         if wanted is not None and given.data_type != wanted.data_type:
-            here, there = DataType.Name(given.data_type), DataType.Name(wanted.data_type)
+            here, there = dtype_name(given.data_type), dtype_name(wanted.data_type)
             yield Hit(
                 f"{name} is {here} in the warmup and {there} in the model", _place(model, index)
             )
@@ -113,6 +116,8 @@ def warmup_dtype(model: Model, target: Target) -> Iterator[Hit]:
     good=_sample(batch=8),
 )
 def warmup_too_large(model: Model, target: Target) -> Iterator[Hit]:
+    if model.completes_itself and not model.fields("max_batch_size"):
+        return  # it will say how many
     most = max(model.max_batch, 1)
     for index, sample in _samples(model):
         if sample.batch_size > most:
@@ -141,8 +146,10 @@ def warmup_data(model: Model, target: Target) -> Iterator[Hit]:
                 _place(model, index),
             )
         elif kind == "input_data_file":
-            path = model.folder / "warmup" / given.input_data_file
-            size = DTYPE_BYTES.get(DataType.Name(given.data_type), 0) * prod(given.dims)
+            path = inside(model.folder / "warmup", given.input_data_file)
+            size = DTYPE_BYTES.get(dtype_name(given.data_type), 0) * min(
+                prod(given.dims[:_MAX_AXES]), 2**63
+            )
             if not path.is_file():
                 yield Hit(f"warmup/{given.input_data_file} is not there", _place(model, index))
             elif path.stat().st_size < size:
@@ -181,7 +188,7 @@ def warmup_skipped(model: Model, target: Target) -> Iterator[Hit]:
 )
 def warmup_random_ids(model: Model, target: Target) -> Iterator[Hit]:
     for index, name, given, _ in _inputs(model):
-        if given.WhichOneof("input_data_type") == "random_data" and "INT" in DataType.Name(
+        if given.WhichOneof("input_data_type") == "random_data" and "INT" in dtype_name(
             given.data_type
         ):
             yield Hit(
