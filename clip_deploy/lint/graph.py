@@ -115,9 +115,8 @@ def _read(device: int, inode: int, size: int, changed: int, path: str) -> Graph:
         Path(path).open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
     ):
-        mapped.madvise(
-            mmap.MADV_RANDOM
-        )  # else each step reads ahead into weights: 100 times the work on a cold disk
+        # Without this each step reads ahead into the weights: on a cold disk, a hundred times the work.
+        mapped.madvise(mmap.MADV_RANDOM)
         if size < _MAX_FILE_BYTES_OF_A_POINTER and mapped[:].startswith(b"version https://git-lfs"):
             raise Unreadable("is a Git LFS pointer, not the model: run git lfs pull")
         view = memoryview(mapped)
