@@ -166,15 +166,15 @@ LONG = {
     "thousands of inputs": "input { } " * 2000,
     "thousands of groups": "instance_group { count: 2 } " * 3000,
     "thousands of steps": "ensemble_scheduling { step { model_name: 'm' } } " * 1000,
-    "thousands of values": "a: 1 " * 50_000,
+    "thousands of values": "a: 1 " * 20_000,
 }
 
 
 @pytest.mark.parametrize("what", LONG)
 def test_long_configs_take_time_that_grows_with_their_length(what: str, tmp_path: Path):
-    """Twice the text takes about twice the time, and never four times."""
+    """Four times the text takes about four times the time; work that grows with its square would take sixteen."""
     text, seconds = LONG[what], []
-    for part in (text[: len(text) // 2], text):
+    for part in (text[: len(text) // 4], text):
         (tmp_path / str(len(part))).mkdir()
         repository = _repository(
             tmp_path / str(len(part)), 'backend: "python"', {"1/model.py": "python"}
@@ -183,14 +183,14 @@ def test_long_configs_take_time_that_grows_with_their_length(what: str, tmp_path
         start = time.process_time()
         lint([repository], CPU)
         seconds.append(time.process_time() - start)
-    assert seconds[1] < max(3.2 * seconds[0], 1.0), seconds
+    assert seconds[1] < max(9 * seconds[0], 2.0), seconds
 
 
 def test_long_code_takes_time_that_grows_with_its_length(tmp_path: Path):
     code = "class TritonPythonModel:\n    def execute(self, r): ...\n" + "x = 1\n" * 60_000
     start = time.process_time()
     _judged(tmp_path, 'backend: "python"', {"1/model.py": code})
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 20  # a list as a queue took minutes
 
 
 def test_a_small_graph_that_stands_for_a_huge_tensor_is_not_computed(tmp_path: Path):
