@@ -133,6 +133,14 @@ class ExportedModel:
         """Write ``manifest.json`` last, into a folder that is still being built."""
         write_json(self.directory / MANIFEST, self.to_json())
 
+    def require_whole(self) -> None:
+        """Raise ConfigError where a file is no longer what was checked."""
+        if damaged := self.damaged_files():
+            raise ConfigError(
+                f"{self.directory} is damaged: {', '.join(damaged)} is not what was checked",
+                remedy="export the model again",
+            )
+
     def damaged_files(self) -> list[str]:
         """Names of files that are missing or no longer what the manifest says."""
         return [

@@ -240,7 +240,11 @@ def test_a_plan_that_is_not_what_was_asked_is_refused(tmp_path: Path):
 
 def test_fp32_plans_need_no_half(tmp_path: Path):
     model, profile = exported(tmp_path), BatchProfile(1, 8, 32)
-    require(_facts(model, profile, Layers(100, 0)), model, profile, 10**9)
+    fallen = _facts(model, profile, Layers(100, 0))
+    require(fallen, model, profile, 10**9)
+    half = exported(tmp_path / "half", precision=Precision.FP16)
+    with pytest.raises(EngineError, match="FP16 was asked for"):
+        require(fallen, half, profile, 10**9)
 
 
 def _builder(data: bytes, fail: Exception | None = None, cache: bytes | None = None):

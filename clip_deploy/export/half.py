@@ -152,7 +152,7 @@ def _peaks(
     probe.graph.initializer.append(zero)
     del probe.graph.output[:]
     for node in structure.graph.node:
-        if node.op_type in _SUMS:
+        if node.op_type in _SUMS and types.get(node.output[0]) == TensorProto.FLOAT:
             floats.append(_add_sum(probe, node))
     for name in floats:
         probe.graph.node.extend(

@@ -104,8 +104,7 @@ def lint(
             if models and model.name not in models:
                 continue
             judged.append(model.name)
-            backends.add(model.backend)
-            kept, dropped = _lint_model(model, target, chosen)
+            kept, dropped = _lint_model(model, target, chosen, backends)
             findings += kept
             suppressed += dropped
             model.forget()
@@ -138,7 +137,7 @@ def _opened(path: Path) -> Repository:
         )
     if not os.access(path, os.R_OK | os.X_OK):
         raise ConfigError(f"{path} cannot be read", remedy="check its permissions")
-    if (path / CONFIG).exists() and not any(exists(each / CONFIG) for each in folders(path)):
+    if exists(path / CONFIG) and not any(exists(each / CONFIG) for each in folders(path)):
         raise ConfigError(
             f"{path} is a model's folder, not a repository",
             remedy=f"name its parent, {path.resolve().parent}",
@@ -151,12 +150,14 @@ def _opened(path: Path) -> Repository:
     return repository
 
 
-def _lint_model(model: Model, target: Target, rules: list[Rule]) -> tuple[list[Finding], int]:
-    """(findings, how many were suppressed)."""
+def _lint_model(
+    model: Model, target: Target, rules: list[Rule], backends: set[str]
+) -> tuple[list[Finding], int]:
+    """(findings, how many were suppressed); the model's backend joins ``backends``."""
     kept: list[Finding] = []
     try:
         silenced = list(suppressions(model.document)) if model.has_config else []
-        _ = model.backend, model.served  # what every rule looks at
+        backends.add(model.backend)
     except _SURPRISES as error:
         return [_not_judged("the model", model, error)], 0
     dropped = 0

@@ -64,24 +64,21 @@ def explanation(rule: Rule) -> str:
 
 
 def _example(example: Example) -> str:
-    parts = [f"```\n{example.config.strip()}\n```"] if example.config else []
-    for path, content in example.files.items():
-        is_text = "\n" in content
-        parts.append(
-            f"`{path}`:\n\n```\n{content.strip()}\n```"
-            if is_text
-            else f"`{path}`: {content or 'empty'}"
-        )
-    for name, content in example.models.items():
-        is_text = "\n" in content
-        parts.append(
-            f"another model, `{name}`:\n\n```\n{content.strip()}\n```"
-            if is_text
-            else f"another model, `{name}`: {content}"
-        )
+    parts = [_block(example.config)] if example.config else []
+    parts += [_shown(f"`{path}`", content) for path, content in example.files.items()]
+    parts += [_shown(f"another model, `{n}`", content) for n, content in example.models.items()]
     if example.gpu:
         parts.append("with `--target gpu`")
     return "\n\n".join(parts) or "the model as it is above"
+
+
+def _shown(title: str, content: str) -> str:
+    """A text below its title, or a word of what it is beside it."""
+    return f"{title}:\n\n{_block(content)}" if "\n" in content else f"{title}: {content or 'empty'}"
+
+
+def _block(text: str) -> str:
+    return f"```\n{text.strip()}\n```"
 
 
 def _anchor(rule: Rule) -> str:

@@ -25,6 +25,8 @@ _KEPT_BYTES = 1024
 # A graph's structure beyond this is not one that a linter should read.
 _MAX_STRUCTURE_BYTES = 256 * 2**20
 _MAX_FILE_BYTES_OF_A_POINTER = 1024
+# The least share of FP16 weights in an FP16 graph.
+_HALF_SHARE = 0.5
 _MAX_AXES = 64
 _MAX_DIGITS = 19
 
@@ -90,6 +92,11 @@ class Graph:
     parameters: int = 0
     is_foreign: bool = False
     weight_types: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is an FP16 graph; what stays in FP32 in one are norms and the like."""
+        return self.half_share >= _HALF_SHARE
 
 
 class Unreadable(Exception):

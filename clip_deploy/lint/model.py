@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,10 @@ from clip_deploy.lint import graph as graphs
 from clip_deploy.lint.disk import MAX_TEXT_BYTES, exists, folders, head, inside, names_in
 from clip_deploy.lint.findings import Hit
 from clip_deploy.lint.text import Block, Document, Field, Place, read
-from clip_deploy.triton_schema import ModelConfig
+from clip_deploy.triton_schema import ModelConfig, dtype_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from clip_deploy.lint.graph import Graph
@@ -294,6 +296,11 @@ class Model:
         if len(written) == 1 and written[0].end.line == place.line:
             return Hit(message, place, fix=self.document.corrected(written[0], right))
         return Hit(message, place, remedy=f"write {right}" if right else "take it out")
+
+
+def row_bytes(data_type: int, dims: Sequence[int]) -> int:
+    """Bytes of a tensor of that type, 0 for texts. No tensor has 64 axes; a product over thousands takes minutes."""
+    return DTYPE_BYTES.get(dtype_name(data_type), 0) * min(math.prod(dims[:64]), 2**63)
 
 
 def _shortened(match: re.Match[str]) -> str:

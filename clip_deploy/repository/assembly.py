@@ -37,11 +37,7 @@ def assemble(
     Raises:
         ConfigError: contradictory choices, a damaged export, a full disk, or a place that cannot be written to.
     """
-    if damaged := build.exported.damaged_files():
-        raise ConfigError(
-            f"{build.exported.directory} is damaged: {', '.join(damaged)} is not what was checked",
-            remedy="export the model again",
-        )
+    build.exported.require_whole()
     config = render(build, serving, templates=templates)  # judged before anything is written
     model = repository / build.name
     with storage(repository, ConfigError):

@@ -98,7 +98,7 @@ def works(subject: Subject) -> Outcome:
         for target in subject.targets:
             send(subject, target)
         now = _samples(subject.metrics)
-        busy = now["nv_gpu_utilization"] - idle["nv_gpu_utilization"]
+        busy = now.get("nv_gpu_utilization", 0.0) - idle["nv_gpu_utilization"]
     used = now.get("nv_gpu_memory_used_bytes", 0.0)
     count = sum(_on_gpu(subject, target)[0] for target in subject.targets)
     return outcome(

@@ -86,13 +86,18 @@ class BuildOptions:
 def _require_cache(path: Path) -> None:
     """Refuse a place where no timing cache can be, and a file that is none, before anything is built."""
     remedy = "name a file for --timing-cache, in a folder that exists"
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise ConfigError(f"{path} cannot be a timing cache", remedy=remedy)
-    if path.exists():
-        with contextlib.suppress(UnicodeDecodeError):
-            if path.stat().st_size and b"\0" not in path.read_bytes()[:4096]:
-                path.read_bytes()[:4096].decode("ascii")
-                raise ConfigError(f"{path} is a text, and no timing cache", remedy=remedy)
+    try:
+        if path.is_file():
+            with path.open("rb") as file:
+                head = file.read(4096)
+        elif path.exists() or not path.resolve().parent.is_dir():
+            raise ConfigError(f"{path} cannot be a timing cache", remedy=remedy)
+        else:
+            head = b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", remedy=remedy) from error
+    if head and head.isascii() and b"\0" not in head:
+        raise ConfigError(f"{path} is a text, and no timing cache", remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def keep(
 ) -> BuiltPlan:
     """Run a builder in a folder of its own, hold its plan against what was asked, and put it beside the export."""
     profile = options.profile_for(exported)
-    require_whole(exported)
+    exported.require_whole()
     target = plan_folder(exported)
     with building(target, EngineError) as folder:
         progress(f"{exported.name}: building a plan for batches {profile}")
@@ -156,15 +161,6 @@ def keep(
             folder, PLAN, digest([plan]), size, profile, made.facts.layers.half_share, provenance
         ).write()
     return BuiltPlan.read(target)
-
-
-def require_whole(exported: ExportedModel) -> None:
-    """Raise ConfigError where an export's files are no longer what was checked."""
-    if damaged := exported.damaged_files():
-        raise ConfigError(
-            f"{exported.directory} is damaged: {', '.join(damaged)} is not what was checked",
-            remedy="export the model again",
-        )
 
 
 def _keep_cache(used: Path, wanted: Path | None) -> str | None:

@@ -6,7 +6,7 @@ import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clip_deploy.engines.tensorrt.building import BuildOptions, require_whole
+from clip_deploy.engines.tensorrt.building import BuildOptions
 from clip_deploy.errors import extra
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check(exported: ExportedModel, profile: BatchProfile | None = None) -> Parse
     with extra("trt-check"):
         import tensorrt_rtx as trt
     chosen = BuildOptions(profile).profile_for(exported)
-    require_whole(exported)
+    exported.require_whole()
     logger = _logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

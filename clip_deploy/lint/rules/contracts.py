@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from clip_deploy.lint.target import Target
     from clip_deploy.lint.text import Place
 
-# The least share of half-precision weights in a graph that claims to be FP16.
-_HALF_SHARE = 0.5
-
 
 @rule(
     "CD901",
@@ -124,7 +121,7 @@ def beyond_what_was_checked(model: Model, target: Target) -> Iterator[Hit]:
 def not_the_precision(model: Model, target: Target) -> Iterator[Hit]:
     if not model.is_ours or _parameter(model, "precision") != "fp16" or model.graph is None:
         return
-    if model.graph.half_share < _HALF_SHARE:
+    if not model.graph.is_half:
         share = f"{model.graph.half_share:.0%} of its weights are FP16"
         yield Hit(f"precision is fp16, and {share}", _place(model, "precision"))
 

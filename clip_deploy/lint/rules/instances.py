@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from clip_deploy.lint.target import Target
 
 _KINDS = model_config_pb2.ModelInstanceGroup
-# From this share of FP16 weights on, a graph is an FP16 graph.
-_HALF = 0.5
 
 
 @rule(
@@ -49,7 +47,7 @@ def gpu_on_cpu(model: Model, target: Target) -> Iterator[Hit]:
     good=Example(files={"1/model.onnx": "graph"}),
 )
 def half_on_cpu(model: Model, target: Target) -> Iterator[Hit]:
-    if model.backend != "onnxruntime" or model.graph is None or model.graph.half_share < _HALF:
+    if model.backend != "onnxruntime" or model.graph is None or not model.graph.is_half:
         return
     groups = list(model.config.instance_group)
     on_cpu = [i for i, group in enumerate(groups) if group.kind == _KINDS.KIND_CPU]

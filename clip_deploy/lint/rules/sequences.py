@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.lint.disk import inside
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.lint.model import DTYPE_BYTES
+from clip_deploy.lint.model import row_bytes
 from clip_deploy.triton_schema import dtype_name, enum_name, model_config_pb2
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def _initial_complaint(model: Model, state: Any, initial: Any) -> str | None:
         return "needs zero_data or a data_file"
     if kind == "data_file":
         path = inside(model.folder / "initial_state", initial.data_file)
-        size = DTYPE_BYTES.get(dtype_name(initial.data_type), 0) * min(prod(dims[:64]), 2**63)
+        size = row_bytes(initial.data_type, dims)
         if not path.is_file():
             return f"is in initial_state/{initial.data_file}, which is not there"
         if path.stat().st_size < size:

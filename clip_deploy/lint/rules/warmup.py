@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.lint.disk import inside
 from clip_deploy.lint.findings import Example, Hit, Severity, rule
-from clip_deploy.lint.model import DTYPE_BYTES
+from clip_deploy.lint.model import row_bytes
 from clip_deploy.triton_schema import dtype_name
 
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from clip_deploy.lint.model import Model
     from clip_deploy.lint.target import Target
 
-# No tensor has more; a product over thousands of them takes minutes.
-_MAX_AXES = 64
 _SAMPLE = (
     "model_warmup {{ name: 'w' batch_size: {batch} inputs {{ key: '{key}' value "
     "{{ data_type: TYPE_FP32 dims: {dims} {data} }} }} }}"
@@ -147,9 +144,7 @@ def warmup_data(model: Model, target: Target) -> Iterator[Hit]:
             )
         elif kind == "input_data_file":
             path = inside(model.folder / "warmup", given.input_data_file)
-            size = DTYPE_BYTES.get(dtype_name(given.data_type), 0) * min(
-                prod(given.dims[:_MAX_AXES]), 2**63
-            )
+            size = row_bytes(given.data_type, given.dims)
             if not path.is_file():
                 yield Hit(f"warmup/{given.input_data_file} is not there", _place(model, index))
             elif path.stat().st_size < size:
