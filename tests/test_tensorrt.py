@@ -602,7 +602,8 @@ def test_the_check_looks_at_what_was_exported(tmp_path: Path, capsys):
     pytest.importorskip("onnx")
     model = exported(tmp_path, graph=tower_graph(Tower.IMAGE))
     assert main(["build-trt", str(tmp_path), "--check", "--batch", "1:8:512"]) == 2
-    assert main(["build-trt", str(tmp_path), "--check", "--in-container"]) == 2
+    for option in (["--in-container"], ["--triton-release", "26.05"], ["--version-compatible"]):
+        assert main(["build-trt", str(tmp_path), "--check", *option]) == 2
     (model.directory / "model.onnx").write_bytes(tower_graph(Tower.TEXT))
     assert main(["build-trt", str(tmp_path), "--check"]) == 2
     assert "is damaged" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clip_deploy.cli.options import JsonFile
-from clip_deploy.cli.output import Steps, say, show, write_json
+from clip_deploy.cli.output import Steps, grid, say, show, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -80,7 +80,8 @@ def build_trt(
         profile, triton_release, timing_cache, hardware_compat, version_compatible
     )
     models = exported_models(builds)
-    if check and (in_container or timing_cache or version_compatible or hardware_compat != "none"):
+    of_a_build = (in_container, timing_cache, triton_release, version_compatible)
+    if check and (any(of_a_build) or hardware_compat != "none"):
         raise ConfigError(
             "--check with options of a build", remedy="drop them: it parses, and keeps nothing"
         )
@@ -109,7 +110,7 @@ def _check(
     with Steps() as steps:
         results = []
         for model in models:
-            steps(f"{model.name}: parsing and building for batches")
+            steps(f"{model.name}: parsing and building")
             results.append(check(model, profile))
     show(_parsed(results), beside=json_file)
     write_json([asdict(result) for result in results], json_file)
@@ -132,18 +133,8 @@ def inspect(
     write_json(facts, json_file)
 
 
-def _grid(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for column in columns:
-        rows.add_column(column, overflow="fold")
-    return rows
-
-
 def _plans(models: list[ExportedModel], plans: list[BuiltPlan]) -> RenderableType:
-    rows = _grid("model", "batches", "size", "FP16 layers", "TensorRT", "GPU", "plan")
+    rows = grid("model", "batches", "size", "FP16 layers", "TensorRT", "GPU", "plan")
     for model, plan in zip(models, plans):
         share = "not told" if plan.half_share is None else f"{plan.half_share:.0%}"
         made = plan.provenance
@@ -156,15 +147,15 @@ def _plans(models: list[ExportedModel], plans: list[BuiltPlan]) -> RenderableTyp
             str(made.get("gpu", "")),
             str(plan.path),
         )
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 def _parsed(results: list[Parsed]) -> RenderableType:
-    rows = _grid("model", "layers", "TensorRT for RTX", "verdict")
+    rows = grid("model", "layers", "TensorRT for RTX", "verdict")
     for result in results:
         verdict = "; ".join(result.complaints) or "parses and builds, strongly typed"
         rows.add_row(result.model, str(result.layers), result.version, verdict)
-    return rows  # type: ignore[no-any-return]
+    return rows
 
 
 def _facts(facts: dict[str, Any]) -> RenderableType:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from clip_deploy.cli.options import Images, JsonFile, numbers
-from clip_deploy.cli.output import Steps, say, show, warn, write_json
+from clip_deploy.cli.output import Steps, grid, say, show, warn, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -115,21 +115,8 @@ def export(
 
 
 def _table(models: list[ExportedModel]) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for column in (
-        "model",
-        "input",
-        "output",
-        "size",
-        "precision",
-        "against torch",
-        "activation",
-        "folder",
-    ):
-        rows.add_column(column, overflow="fold")
+    columns = ("model", "input", "output", "size", "precision", "against torch", "activation")
+    rows = grid(*columns, "folder")
     for model in models:
         contract, parity = model.contract, model.parity
         rows.add_row(
