@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
     from rich.status import Status
+    from rich.table import Table
 
     from clip_deploy.errors import ClipDeployError
 
