@@ -12,7 +12,7 @@ from clip_deploy.lint import RULES, Severity
 
 from .lint_examples import PYTHON, build
 from .published import PUBLISHED, write
-from .verdicts import verdicts
+from .verdicts import ServerDied, verdicts
 
 pytestmark = pytest.mark.server
 # What answers warmup samples in place of a graph.
@@ -39,6 +39,7 @@ NOT_HERE = {
         *("CD951", "CD952", "CD953", "CD954"),
     ),
     "the whole server goes down or hangs": ("CD106", "CD208", "CD518"),
+    "the server refuses it or goes down, by chance: a test of its own": ("CD854",),
 }
 
 
@@ -92,6 +93,19 @@ def test_triton_refuses_every_errors_bad_example_and_takes_the_good_one(kind: st
     else:
         wrong = [code for code, names in models.items() if not all(ready[name] for name in names)]
     assert not wrong
+
+
+@pytest.mark.parametrize("kind", ["bad", "good"])
+def test_a_warmup_above_the_maximum_is_refused_or_takes_the_server_down(kind: str, tmp_path: Path):
+    repository = tmp_path / "model_repository"
+    repository.mkdir()
+    built = build(getattr(RULES["CD854"], kind), tmp_path / "example")
+    names = _stand_in(built, "cd854_", repository)
+    try:
+        ready = verdicts(repository, tmp_path / "triton.log")
+    except ServerDied:
+        ready = dict.fromkeys(names, False)
+    assert all(ready[name] for name in names) == (kind == "good")
 
 
 def test_triton_serves_the_published_examples(tmp_path: Path):

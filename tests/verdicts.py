@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class ServerDied(AssertionError):
+    """The whole server ended over a model."""
+
+
 def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, bool]:
     """Model → whether every version that Triton tried is ready; models that it did not even read are False.
 
@@ -34,7 +38,8 @@ def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, b
         deadline = time.monotonic() + timeout_s
         while not handle.is_ours():
             code = handle.process.poll()
-            assert code is None, f"Triton ended with {code}: {log}"
+            if code is not None:
+                raise ServerDied(f"Triton ended with {code}: {log}")
             assert time.monotonic() < deadline, f"Triton does not start: {log}"
             time.sleep(0.1)
         connection = http.client.HTTPConnection(handle.host, handle.ports.http, timeout=10)
