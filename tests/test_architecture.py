@@ -23,6 +23,7 @@ LAYERS = (
     {"export", "engines", "repository", "servers", "client", "lint"},
     {"report", "doctor", "inspection"},
     {"smoke"},
+    {"bench"},
     {"cli"},
 )
 STANDARD_ONLY = {
