@@ -22,6 +22,23 @@ REFERENCE = "reference.npz"
 TOKENIZER = "tokenizer.json"
 
 
+def read_manifest(path: Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a manifest of our schema.
+
+    Raises:
+        ConfigError: it cannot be read, is none, or follows another schema.
+    """
+    try:
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
+            raise ValueError(f"{path.stat().st_size:,} bytes are no manifest")
+        data = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: {error}", remedy=remedy) from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise ConfigError(f"{path} is damaged, or does not follow schema {SCHEMA}", remedy=remedy)
+    return data
+
+
 @dataclass(frozen=True, slots=True)
 class GraphFile:
     """An ONNX graph on disk. ``data`` names its one external weight file, for graphs beyond 2 GB."""
@@ -116,14 +133,7 @@ class ExportedModel:
         remedy = f"run clip-deploy export again with --out {directory.parent}"
         if not path.is_file():
             raise ConfigError(f"{directory} holds no exported model (no {MANIFEST})", remedy=remedy)
-        try:
-            if path.stat().st_size > _MAX_MANIFEST_BYTES:
-                raise ValueError(f"{path.stat().st_size:,} bytes are no manifest")
-            data = json.loads(path.read_text("utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}", remedy=remedy) from error
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise ConfigError(f"{path} does not follow schema {SCHEMA}", remedy=remedy)
+        data = read_manifest(path, remedy)
         try:
             return cls.from_json(data, directory)
         except (KeyError, TypeError, ValueError) as error:
@@ -151,6 +161,24 @@ class ExportedModel:
 
 
 ENGINE = "engine.json"
+
+
+def engine_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 by name of the files that an engine put into the place of the graph; empty where the graph is served.
+
+    Raises:
+        ConfigError: the engine's manifest is damaged.
+    """
+    path = folder / ENGINE
+    if not path.is_file():
+        return {}
+    data = read_manifest(path, "render the model again")
+    found = data.get("files") or {data.get("file"): data.get("sha256")}
+    if not isinstance(found, dict) or not all(isinstance(v, str) for p in found.items() for v in p):
+        raise ConfigError(f"{path} is damaged: it names no files", remedy="render the model again")
+    return found
+
+
 # What a plan's manifest holds, and of which kind it is.
 _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "file": (str,),
@@ -212,12 +240,8 @@ class BuiltPlan:
         remedy = "run clip-deploy build-trt"
         if not path.is_file():
             raise ConfigError(f"{directory} holds no TensorRT plan", remedy=remedy)
+        data = read_manifest(path, remedy)
         try:
-            if path.stat().st_size > _MAX_MANIFEST_BYTES:
-                raise ValueError(f"{path.stat().st_size:,} bytes are no manifest")
-            data = json.loads(path.read_text("utf-8"))
-            if data["schema"] != SCHEMA:
-                raise ValueError(f"schema {data['schema']}")
             values = {name: data[name] for name in _PLAN_FIELDS}
             for name, kinds in _PLAN_FIELDS.items():
                 if not isinstance(values[name], kinds):
@@ -226,7 +250,7 @@ class BuiltPlan:
                 raise ValueError(f"file {values['file']!r} lies elsewhere")
             profile = BatchProfile.parse(values.pop("profile"))
             return cls(directory, profile=profile, **values)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged: {error!r}", remedy=remedy) from error
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clip_deploy.errors import ConfigError
+from clip_deploy.spec import Tower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clip_deploy.spec import Tolerance, Tower
+    from clip_deploy.spec import Tolerance
 
     Encode = Callable[[NDArray[Any]], NDArray[np.float32]]
 
@@ -137,6 +138,87 @@ def rank_agreement(
     bar = np.sort(truth, axis=1)[:, -k][:, None]
     right = np.take_along_axis(truth, nearest, axis=1) >= bar - RANK_MARGIN
     return float(right.mean())
+
+
+def rank_shares(
+    got: NDArray[np.float32],
+    expected: NDArray[np.float32],
+    rival: NDArray[np.float32] | None,
+    tower: Tower,
+) -> dict[str, float | None]:
+    """``rank_agreement`` of searches among a tower's own embeddings and in the other tower's, by ``image→text``.
+
+    None stands for a search that could not be made, because the other tower is out of reach.
+    """
+    other = Tower.TEXT if tower is Tower.IMAGE else Tower.IMAGE
+    return {
+        f"{tower.value}→{tower.value}": rank_agreement(got, expected),
+        f"{tower.value}→{other.value}": None
+        if rival is None
+        else rank_agreement(got, expected, rival),
+    }
+
+
+# How far the embeddings of different inputs lie apart at least, in some component; trained models have 0.3.
+LEAST_SPREAD = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What came of holding an encoder against a reference: figures by name, and what is out of tolerance."""
+
+    figures: dict[str, Any]
+    faults: tuple[str, ...]
+
+
+def examine(
+    encode: Encode,
+    inputs: NDArray[Any],
+    expected: NDArray[np.float32],
+    limits: Tolerance,
+    max_batch: int,
+) -> Examination:
+    """Hold an encoder against a reference: right, finite, of unit length, at every batch size, row by row independent.
+
+    Args:
+        encode: inputs ``[batch, …]`` → embeddings ``[batch, embed_dim]``.
+        inputs: the reference inputs ``[n, …]``, n ≥ 2, not all equal.
+        expected: the reference's answers ``[n, embed_dim]``, each computed alone.
+        limits: what is still right.
+        max_batch: the largest batch to try.
+    """
+    sizes = sorted({1, 2, 3, max_batch} & set(range(1, max_batch + 1)))
+    result = worst(
+        agreement(encode(inputs[rows]), expected[rows])
+        for size in sizes
+        for rows in _batches(len(inputs), size)
+    )
+    influence, variety = row_influence(encode, inputs, max_batch), spread(expected)
+    faults = result.faults(limits)
+    if not influence <= limits.independence:
+        faults.append(f"rows of a batch change one another by {influence:.1e}")
+    if not variety > LEAST_SPREAD:
+        faults.append("different inputs give the same embedding")
+    elif not result.max_error < variety / 4:
+        faults.append(
+            f"its errors ({result.max_error:.1e}) are like its differences ({variety:.1e})"
+        )
+    figures = {
+        "batches": sizes,
+        "rows": result.rows,
+        "min_cosine": result.min_cosine,
+        "max_error": result.max_error,
+        "norm_error": result.norm_error,
+        "row_influence": influence,
+        "spread": variety,
+    }
+    return Examination(figures, tuple(faults))
+
+
+def _batches(count: int, size: int) -> list[NDArray[np.intp]]:
+    """Row numbers in batches of ``size`` that visit every row at least once; short lists are repeated to fill one."""
+    rows = np.resize(np.arange(count), -(-count // size) * size)
+    return list(rows.reshape(-1, size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -20,6 +21,7 @@ from clip_deploy.artifacts import (
 from clip_deploy.compare import Reference
 from clip_deploy.contract import Contract
 from clip_deploy.engines import BACKENDS
+from clip_deploy.engines.openvino.building import BuiltNetwork
 from clip_deploy.engines.tensorrt import PLAN, plan_folder
 from clip_deploy.files import digest
 from clip_deploy.spec import BatchProfile, Precision, Preprocess, Scoring, TensorSpec, Tokens, Tower
@@ -124,5 +126,15 @@ def planned(model: ExportedModel, profile: str = "1:8:32") -> ExportedModel:
 
 
 def built(backend: str, model: ExportedModel) -> EngineBuild:
-    """An export as a backend's files; TensorRT's plan is made up."""
-    return BACKENDS[backend].build(planned(model) if backend == "tensorrt" else model)
+    """An export as a backend's files; TensorRT's plan and OpenVINO's IR are made up."""
+    with mock.patch("clip_deploy.engines.openvino.building.build", networked):
+        return BACKENDS[backend].build(planned(model) if backend == "tensorrt" else model)
+
+
+def networked(model: ExportedModel, *_: Any, **__: Any) -> BuiltNetwork:
+    """What is like an IR beside the export."""
+    folder = model.directory / "openvino" / "bf16"
+    folder.mkdir(parents=True)
+    for name in ("model.xml", "model.bin", "engine.json"):
+        (folder / name).write_text(name)
+    return BuiltNetwork(folder, "key", Precision.BF16, "bf16", {}, {}, {}, {})

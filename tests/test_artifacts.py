@@ -40,7 +40,7 @@ def test_an_export_given_twice_is_refused(tmp_path: Path):
     ("content", "complaint"),
     [
         (None, "holds no exported model"),
-        ("{", "cannot be read"),
+        ("{", "is damaged"),
         ("[]", "does not follow schema"),
         ('{"schema": 99}', "does not follow schema"),
         ('{"schema": 1}', "is damaged"),

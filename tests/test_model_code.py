@@ -138,3 +138,47 @@ def test_thread_counts_come_from_parameters(model_module):
     assert model_module.number(config, "inter_op_thread_count") == 0
     with pytest.raises(_ModelError, match="'many', not a whole number"):
         model_module.number(config, "bad")
+
+
+class _Request:
+    """An OpenVINO infer request that doubles its rows, and remembers them."""
+
+    def __init__(self) -> None:
+        self.runs: list[int] = []
+
+    def infer(self, inputs, share_inputs):
+        self.start_async(inputs, share_inputs)
+        return [self.answer]
+
+    def start_async(self, inputs, share_inputs):
+        self.runs.append(len(inputs[0]))
+        self.answer = inputs[0] * 2
+
+    def wait(self):
+        pass
+
+    def get_output_tensor(self, index):
+        return types.SimpleNamespace(data=self.answer)
+
+
+@pytest.mark.parametrize(
+    ("rows", "together", "apart"),
+    [(1, [1], [[], []]), (7, [7], [[], []]), (8, [], [[4], [4]]), (13, [], [[7], [6]])],
+)
+def test_few_rows_run_together_and_many_in_equal_parts_in_order(
+    model_module, rows: int, together: list, apart: list
+):
+    lone, streams = _Request(), [_Request(), _Request()]
+    batch = np.arange(rows, dtype=np.float32)[:, None]
+    answer = model_module.Streams(lone, streams)(batch)
+    assert np.array_equal(answer, batch * 2)
+    assert (lone.runs, [stream.runs for stream in streams]) == (together, apart)
+
+
+def test_a_batch_reuses_its_memory_and_still_answers_each_request_its_own(model):
+    for first in (10, 20):
+        answers = _answers(model.execute(_requests([[first, 1]], [[first, 2]])))
+        assert answers == [[[2 * first, 2]], [[2 * first, 4]]]
+    (place,) = model.batches.values()
+    model.execute(_requests([[1, 1]], [[2, 2]]))
+    assert model.batches.popitem()[1] is place

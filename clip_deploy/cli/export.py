@@ -72,7 +72,7 @@ def export(
     disagrees with torch is not written. What is up to date is left alone.
     """
     from clip_deploy.errors import ConfigError
-    from clip_deploy.spec import EncoderSpec, Precision, Tower
+    from clip_deploy.spec import GRAPH_PRECISIONS, EncoderSpec, Precision, Tower
 
     towers = {
         "image": (Tower.IMAGE,),
@@ -81,7 +81,7 @@ def export(
     }.get(tower)
     if towers is None:
         raise ConfigError(f"tower {tower!r} is unknown", remedy="use --tower image, text or both")
-    if precision not in list(Precision):
+    if precision not in GRAPH_PRECISIONS:
         raise ConfigError(f"precision {precision!r} is unknown", remedy="use fp32 or fp16")
     spec = EncoderSpec(
         precision=Precision(precision),

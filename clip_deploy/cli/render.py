@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from clip_deploy.cli.lint import require_clean
-from clip_deploy.cli.output import say
+from clip_deploy.cli.output import Steps, say
 
 _PREFERRED = "A batch size to prefer; may be repeated. Off by default: Triton then sends what the delay collected, which is faster for almost every model."
 
@@ -24,9 +24,30 @@ def render_config(
     backend: Annotated[
         str,
         typer.Option(
-            help="onnxruntime (in the server's container), python (also in the embedded server), or tensorrt (after build-trt)."
+            help="onnxruntime (in the server's container), python (also in the embedded server), tensorrt (after build-trt), or openvino (containers that carry it)."
         ),
     ] = "onnxruntime",
+    engine: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="onnxruntime|openvino",
+            help="What runs the graph inside the python backend; openvino is the fastest on a CPU.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|fp32|bf16|int8",
+            help="What OpenVINO computes in. auto: bf16 where this CPU has it, else fp32. int8 needs --calibration-images.",
+        ),
+    ] = "auto",
+    calibration_images: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="DIR",
+            help="Photographs, and captions.json for a text tower, to calibrate INT8 on; a quarter is held back to judge it.",
+        ),
+    ] = None,
     repository: Annotated[
         Path, typer.Option(metavar="DIR", help="The model repository to add to.")
     ] = Path("model_repository"),
@@ -116,7 +137,7 @@ def render_config(
     from clip_deploy.engines import BACKENDS
     from clip_deploy.errors import ConfigError
     from clip_deploy.lint import target
-    from clip_deploy.spec import ServingSpec
+    from clip_deploy.spec import EngineSpec, ServingSpec
 
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is unknown", remedy=f"use {', '.join(BACKENDS)}")
@@ -135,7 +156,10 @@ def render_config(
         cuda_graphs=cuda_graphs,
         parameters=_parameters(parameter or []),
     )
-    built = [BACKENDS[backend].build(model) for model in exported_models(builds)]
+    models = exported_models(builds)
+    asked = EngineSpec(engine, precision, calibration_images)
+    with Steps() as steps:
+        built = [BACKENDS[backend].build(model, asked, steps) for model in models]
     configs = [repositories.render(build, serving, templates=templates) for build in built]
     if stdout:
         sys.stdout.write("\n".join(configs))

@@ -11,7 +11,7 @@ import numpy as np
 from clip_deploy.contract import PREFIX, Contract, unpack
 from clip_deploy.errors import ConfigError, ServerError
 from clip_deploy.inputs.texts import TextTokenizer
-from clip_deploy.spec import DTYPES, TensorSpec
+from clip_deploy.spec import DTYPES, Precision, TensorSpec
 from clip_deploy.triton_schema import DataType, ModelConfig
 
 if TYPE_CHECKING:
@@ -28,13 +28,16 @@ _NORM_TOLERANCE = 1e-2
 class ServedModel:
     """One encoder on a server.
 
-    ``max_batch`` 0 means that Triton does not batch it; requests then carry as many rows as fit.
+    ``max_batch`` 0 means that Triton does not batch it; requests then carry as many rows as fit. ``precision`` is what
+    it computes in, which an engine may choose for itself; ``engine`` is empty where the backend is the engine.
     """
 
     name: str
     contract: Contract
     max_batch: int
     tokenizer: TextTokenizer | None
+    precision: Precision
+    engine: str = ""
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ServedModel:
@@ -49,7 +52,14 @@ class ServedModel:
             inputs=tuple(_spec(tensor, config.max_batch_size) for tensor in config.input),
             outputs=tuple(_spec(tensor, config.max_batch_size) for tensor in config.output),
         )
-        return cls(config.name, contract, config.max_batch_size, _tokenizer(contract, parameters))
+        return cls(
+            config.name,
+            contract,
+            config.max_batch_size,
+            _tokenizer(contract, parameters),
+            _precision(contract, parameters),
+            parameters.get(f"{PREFIX}engine", ""),
+        )
 
     def requests(self, rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """Rows in pieces that one request may carry: at most ``max_batch``, and of a bounded size."""
@@ -87,6 +97,17 @@ def _spec(tensor: Any, max_batch: int) -> TensorSpec:
             f"tensor {tensor.name} is {dtype} {list(tensor.dims)}", remedy="render the model again"
         )
     return TensorSpec(tensor.name, dtype, dims)
+
+
+def _precision(contract: Contract, parameters: dict[str, str]) -> Precision:
+    value = parameters.get(f"{PREFIX}engine_precision", contract.precision.value)
+    try:
+        return Precision(value)
+    except ValueError:
+        raise ConfigError(
+            f"parameter {PREFIX}engine_precision is {value!r}",
+            remedy="render the model again, or upgrade clip-deploy on this machine",
+        ) from None
 
 
 def _tokenizer(contract: Contract, parameters: dict[str, str]) -> TextTokenizer | None:

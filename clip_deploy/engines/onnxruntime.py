@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clip_deploy.artifacts import EngineBuild
-from clip_deploy.engines.backends import Backend
+from clip_deploy.engines.backends import Backend, Made, require_auto
 
 if TYPE_CHECKING:
     from clip_deploy.artifacts import ExportedModel
+    from clip_deploy.progress import Progress
+    from clip_deploy.spec import EngineSpec
 
 
-def _build(exported: ExportedModel) -> EngineBuild:
-    return EngineBuild(
-        exported, BACKEND.name, {path.name: path for path in exported.graph_files}, BACKEND.kinds
-    )
+def graph(exported: ExportedModel, spec: EngineSpec, progress: Progress) -> Made:
+    require_auto(exported, spec)
+    return Made({path.name: path for path in exported.graph_files})
 
 
 BACKEND = Backend(
     name="onnxruntime",
     summary="Triton's ONNX Runtime backend, in the server's container; CPU or GPU",
     kinds={"auto": "KIND_AUTO", "cpu": "KIND_CPU", "gpu": "KIND_GPU"},
-    build=_build,
+    engines={"onnxruntime": graph},
 )

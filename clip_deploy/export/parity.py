@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clip_deploy.compare import agreement, rank_agreement, row_influence, spread, worst
+from clip_deploy.compare import examine, rank_shares
 from clip_deploy.errors import ExportError, extra
 from clip_deploy.export import half
-from clip_deploy.spec import Tower
 
 with extra("export"):
     import onnxruntime
@@ -20,11 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clip_deploy.compare import Encode
-    from clip_deploy.spec import Tolerance
+    from clip_deploy.spec import Tolerance, Tower
 
 
-# How far the embeddings of different inputs lie apart at least, in some component; trained models have 0.3.
-LEAST_SPREAD = 1e-3
 # Of the nearest neighbours on the reference set, ties apart.
 LEAST_RANK_AGREEMENT = 0.99
 
@@ -81,36 +78,13 @@ def check(
     Raises:
         ExportError: out of tolerance; the message names the figure and its limit.
     """
-    sizes = sorted({1, 2, 3, max_batch} & set(range(1, max_batch + 1)))
-    result = worst(
-        agreement(encode(inputs[rows]), expected[rows])
-        for size in sizes
-        for rows in _batches(len(inputs), size)
-    )
-    influence, variety = row_influence(encode, inputs, max_batch), spread(expected)
-    faults = result.faults(limits)
-    if not influence <= limits.independence:
-        faults.append(f"rows of a batch change one another by {influence:.1e}")
-    if not variety > LEAST_SPREAD:
-        faults.append("different inputs give the same embedding")
-    elif not result.max_error < variety / 4:
-        faults.append(
-            f"its errors ({result.max_error:.1e}) are like its differences ({variety:.1e})"
-        )
-    if faults:
+    result = examine(encode, inputs, expected, limits, max_batch)
+    if result.faults:
         raise ExportError(
-            f"the graph does not agree with torch: {'; '.join(faults)}",
+            f"the graph does not agree with torch: {'; '.join(result.faults)}",
             remedy="nothing was written; report the model's name and your versions (clip-deploy doctor)",
         )
-    return {
-        "batches": sizes,
-        "rows": result.rows,
-        "min_cosine": result.min_cosine,
-        "max_error": result.max_error,
-        "norm_error": result.norm_error,
-        "row_influence": influence,
-        "spread": variety,
-    }
+    return result.figures
 
 
 def check_ranks(
@@ -126,13 +100,7 @@ def check_ranks(
     Raises:
         ExportError: a search finds what the reference would not.
     """
-    other = Tower.TEXT if tower is Tower.IMAGE else Tower.IMAGE
-    found: dict[str, float | None] = {
-        f"{tower.value}→{tower.value}": rank_agreement(got, expected),
-        f"{tower.value}→{other.value}": None
-        if rival is None
-        else rank_agreement(got, expected, rival),
-    }
+    found = rank_shares(got, expected, rival, tower)
     if wrong := [
         f"{name} {share:.1%}"
         for name, share in found.items()
@@ -143,9 +111,3 @@ def check_ranks(
             remedy="export it with --precision fp32",
         )
     return found
-
-
-def _batches(count: int, size: int) -> list[NDArray[np.intp]]:
-    """Row numbers in batches of ``size`` that visit every row at least once; short lists are repeated to fill one."""
-    rows = np.resize(np.arange(count), -(-count // size) * size)
-    return list(rows.reshape(-1, size))

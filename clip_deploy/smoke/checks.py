@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clip_deploy.artifacts import engine_digests
 from clip_deploy.compare import agreement, norm_error, row_influence, spread, worst
 from clip_deploy.contract import PREFIX
 from clip_deploy.errors import ServerError, ServerTimeout, ServerUnavailable
+from clip_deploy.files import digest_or_none
 from clip_deploy.inputs.images import to_pixels
 from clip_deploy.smoke import gpu
 from clip_deploy.smoke.crowd import alone, send_crowd
@@ -77,11 +79,13 @@ def index(subject: Subject) -> Outcome:
 def files(subject: Subject, target: Target) -> Outcome:
     if target.exported is None:
         return skipped("the repository is not at hand")
-    damaged = target.exported.damaged_files()
+    exported = target.exported
+    engine = engine_digests(exported.directory)
+    elsewhere = {path.name for path in exported.graph_files} if engine else set()
+    damaged = [name for name in exported.damaged_files() if name not in elsewhere]
+    damaged += [n for n, sha in engine.items() if digest_or_none(exported.directory / n) != sha]
     figure = (
-        f"graph {target.exported.graph.sha256[:12]}"
-        if not damaged
-        else f"changed: {', '.join(damaged)}"
+        f"graph {exported.graph.sha256[:12]}" if not damaged else f"changed: {', '.join(damaged)}"
     )
     return outcome(
         not damaged, figure, "render the model again", graph_sha256=target.exported.graph.sha256

@@ -46,7 +46,7 @@ class Target:
 
     @property
     def limits(self) -> Tolerance:
-        return TOLERANCES[self.served.contract.precision, self.tower]
+        return TOLERANCES[self.served.precision, self.tower]
 
     @property
     def max_batch(self) -> int:
@@ -59,7 +59,9 @@ class Target:
         trained = "" if contract.trained else " (its vectors mean nothing)"
         weights = f"{contract.model}, {contract.pretrained}{trained}"
         version = self.version or "(newest)"
-        return f"version {version} of {weights}, {contract.precision.value}, max batch {self.max_batch}"
+        engine = f" in {self.served.engine}" if self.served.engine else ""
+        arithmetic = f"{self.served.precision.value}{engine}"
+        return f"version {version} of {weights}, {arithmetic}, max batch {self.max_batch}"
 
 
 @dataclass(frozen=True, slots=True)

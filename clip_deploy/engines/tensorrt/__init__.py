@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clip_deploy.artifacts import ENGINE, BuiltPlan, EngineBuild
+from clip_deploy.artifacts import ENGINE, BuiltPlan
 from clip_deploy.contract import PREFIX
-from clip_deploy.engines.backends import Backend
+from clip_deploy.engines.backends import Backend, Made, require_auto
 from clip_deploy.errors import ConfigError
 from clip_deploy.files import digest_or_none
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from clip_deploy.artifacts import ExportedModel
+    from clip_deploy.progress import Progress
+    from clip_deploy.spec import EngineSpec
 
 PLAN = "model.plan"
 
@@ -23,12 +25,13 @@ def plan_folder(exported: ExportedModel) -> Path:
     return exported.directory / "tensorrt"
 
 
-def _build(exported: ExportedModel) -> EngineBuild:
+def _plan(exported: ExportedModel, spec: EngineSpec, progress: Progress) -> Made:
     """The plan that stands there, if it was built from this graph and is whole.
 
     Raises:
         ConfigError: there is none, it is damaged, or it was built from another graph.
     """
+    require_auto(exported, spec)
     folder = plan_folder(exported)
     remedy = f"run clip-deploy build-trt {exported.directory}"
     if not (folder / ENGINE).is_file():
@@ -38,13 +41,10 @@ def _build(exported: ExportedModel) -> EngineBuild:
         raise ConfigError(f"{built.path} was built from another graph", remedy=remedy)
     if digest_or_none(built.path) != built.sha256:
         raise ConfigError(f"{built.path} is not the plan that was built", remedy=remedy)
-    return EngineBuild(
-        exported,
-        BACKEND.name,
+    return Made(
         {PLAN: built.path, ENGINE: folder / ENGINE},
-        BACKEND.kinds,
+        {PREFIX + "plan_sha256": built.sha256},
         max_batch=built.profile.most,
-        parameters={PREFIX + "plan_sha256": built.sha256},
     )
 
 
@@ -52,5 +52,5 @@ BACKEND = Backend(
     name="tensorrt",
     summary="a TensorRT plan, built by build-trt for one GPU and one Triton release; GPU only",
     kinds={"auto": "KIND_GPU", "gpu": "KIND_GPU"},
-    build=_build,
+    engines={"tensorrt": _plan},
 )
