@@ -58,18 +58,17 @@ class _Session:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def run(self, outputs, inputs):
-        (rows,) = inputs.values()
+    def __call__(self, rows):
         self.batches.append(len(rows))
         if (rows == 99).any():
             raise ValueError("indices element out of data bounds, idx=99")
-        return [rows.astype(np.float32) * 2]
+        return rows.astype(np.float32) * 2
 
 
 @pytest.fixture
 def model(model_module, monkeypatch: pytest.MonkeyPatch):
     session = _Session()
-    monkeypatch.setattr(model_module, "open_session", lambda path, config: session)
+    monkeypatch.setattr(model_module, "open_engine", lambda folder, config: session)
     served = model_module.TritonPythonModel()
     config = {"input": [{"name": "input_ids"}], "output": [{"name": "text_embeds"}]}
     served.initialize(
@@ -89,7 +88,7 @@ def _answers(responses: list[_Response]) -> list:
 def test_one_run_serves_all_requests_of_a_batch(model):
     answers = _answers(model.execute(_requests([[1, 2]], [[3, 4], [5, 6]], [[7, 8]])))
     assert answers == [[[2, 4]], [[6, 8], [10, 12]], [[14, 16]]]
-    assert model.session.batches == [4]
+    assert model.run.batches == [4]
 
 
 def test_a_bad_request_gets_its_error_and_its_neighbours_their_vectors(model):
@@ -105,7 +104,7 @@ def test_an_answer_that_is_not_finite_is_refused(model):
 
 
 def test_rows_that_get_lost_are_an_error_not_somebody_elses_vector(model):
-    model.session.run = lambda outputs, inputs: [np.zeros((1, 2), np.float32)]
+    model.run = lambda rows: np.zeros((1, 2), np.float32)
     assert all(
         "2 rows went in" in answer
         for answer in _answers(model.execute(_requests([[1, 2], [3, 4]])))
