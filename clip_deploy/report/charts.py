@@ -1,11 +1,11 @@
-"""Charts of a benchmark as SVG that lives inside a page: one quiet style, no state that outlives a chart."""
+"""Charts as SVG that lives inside a page: one quiet style, no state that outlives a chart. The home of matplotlib."""
 
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
+from html import escape
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clip_deploy.errors import extra
 
@@ -13,23 +13,17 @@ with extra("bench"):
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable
 
-    from matplotlib.axes import Axes
-
-    from clip_deploy.bench.reports import BenchReport, LoadResult
+    from matplotlib.axis import Axis
 
 INK, MUTED, RULE = "#1d2733", "#66717e", "#d9dee4"
-# Light to dark: the further out a percentile lies, the heavier its line.
-PERCENTILES = {"p50_s": ("p50", "#9cc2e5"), "p90_s": ("p90", "#4f8fc7"), "p99_s": ("p99", "#1b4f86")}
-# Where a request spends its time.
-PARTS = {"queue": "#f0c987", "model": "#4f8fc7", "the way": "#c5ced8"}
-WARNING = "#c2571a"
-SIDES = ("#1b4f86", "#c2571a")
-_WIDTH = 9.4
+BLUES = ("#9cc2e5", "#4f8fc7", "#1b4f86")
+SAND, GREY, WARNING = "#f0c987", "#c5ced8", "#c2571a"
+WIDTH = 9.4
 _STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -59,17 +53,16 @@ _STYLE = {
 }
 
 
-@contextmanager
-def drawing(height: float) -> Iterator[tuple[Figure, list[str]]]:
-    """A figure of the page's width; the list holds its SVG once the block has ended."""
-    svg: list[str] = []
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": str(height)}):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+def drawn(height: float, title: str, draw: Callable[[Figure], None]) -> str:
+    """A chart of the page's width and so many inches high, as SVG with a title for those who cannot see it."""
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": title}):
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
-        yield figure, svg
+        draw(figure)
         file = StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg.append(_embedded(file.getvalue()))
+    svg = _embedded(file.getvalue())
+    return svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
 
 
 def _embedded(text: str) -> str:
@@ -77,3 +70,10 @@ def _embedded(text: str) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     return re.sub(r' (xmlns(:xlink)?="[^"]*"|width="[^"]*pt"|height="[^"]*pt")', "", text, count=4)
+
+
+def milliseconds_axis(axis: Axis) -> None:
+    """Seconds on a logarithmic axis, written in milliseconds."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{1000 * value:,.6g}"))
+    axis.set_minor_formatter(NullFormatter())

@@ -52,7 +52,7 @@ def headline(report: BenchReport) -> str:
     if p50 is None or p99 is None:
         return "There were no answers."
     most = f"{rate(best.throughput.median)} {things} per second at {best.load}"
-    sooner = f"half of them within {milliseconds(p50.median)} ms, 99 % within {milliseconds(p99.median)} ms"
+    sooner = f"half of them within {milliseconds(p50.median)} ms, 99\N{NO-BREAK SPACE}% within {milliseconds(p99.median)} ms"
     prefix = "Every load was beyond this server; at most " if report.overloaded else ""
     return f"{prefix}{most}: {sooner}."
 
@@ -66,7 +66,7 @@ def remarks(result: LoadResult) -> list[str]:
         queue = max(run.backlog[-1] for run in result.repeats if run.backlog)
         found.append(f"overload: arrivals outran the answers, up to {queue:,} requests waited")
     if result.held_back:
-        found.append("the server's queue was long enough; more requests waited at the client")
+        found.append("not all of them were sent at once: the others waited at the client")
     found += [f"{count:,} × {message}" for message, count in result.errors.items()]
     missing = result.total("sent") - result.total("answered") - sum(result.errors.values())
     if missing:
