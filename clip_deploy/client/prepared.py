@@ -53,7 +53,7 @@ class PreparedSender:
     async def __aenter__(self) -> PreparedSender:
         # One channel carries a hundred callers at the same cost per request as four do.
         self._channel = aio.insecure_channel(self._url, options=_UNLIMITED)
-        self._infer = self._channel.unary_unary(
+        self._infer: Any = self._channel.unary_unary(
             _METHOD,  # bytes go out as they are
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
@@ -77,7 +77,7 @@ class PreparedSender:
             answer = await self._infer(self._requests[number], timeout=self._timeout_s)
         except grpc.RpcError as error:
             raise translated(
-                "the model", self._url, self._timeout_s, error.code(), error.details()
+                "the model", self._url, self._timeout_s, str(error.code()), error.details()
             ) from error
         if len(answer.raw_output_contents) != 1:
             raise ServerError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clip_deploy.errors import extra
 
@@ -24,7 +24,7 @@ INK, MUTED, RULE = "#1d2733", "#66717e", "#d9dee4"
 BLUES = ("#9cc2e5", "#4f8fc7", "#1b4f86")
 SAND, GREY, WARNING = "#f0c987", "#c5ced8", "#c2571a"
 WIDTH = 9.4
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "text.color": INK,
