@@ -151,6 +151,7 @@ def test_libraries_stay_at_home(name: str, path: Path):
             "numpy torch onnx onnxruntime typer rich jinja2 grpc tritonclient.grpc.service_pb2 PIL tokenizers",
         ),
         ("clip_deploy.smoke", "torch torchvision open_clip onnx onnxruntime"),
+        ("clip_deploy.bench.benchmark", "torch open_clip onnx onnxruntime psutil matplotlib rich"),
         ("clip_deploy.doctor", "torch open_clip onnx onnxruntime tensorrt numpy"),
     ],
 )

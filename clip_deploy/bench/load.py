@@ -101,6 +101,7 @@ class Ledger:
         self.last_error: ServerError | None = None
         self.last_answer_s = 0.0
         self.slowest_s = 0.0
+        self.came = 0  # answers in the measured time
         self._awaited = 0
 
     def open(self, start_s: float) -> int:
@@ -113,6 +114,7 @@ class Ledger:
     def answer(self, number: int, row: int, answer: bytes) -> None:
         self._end(number)
         self.last_answer_s, self.last_error = self.ends_s[number], None
+        self.came += self.last_answer_s in self.window
         self.slowest_s = max(self.slowest_s, self.last_answer_s - self.starts_s[number])
         self.judge.add(number, row, answer)
 
