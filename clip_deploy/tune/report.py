@@ -1,0 +1,92 @@
+"""What a search found, for a program and for a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clip_deploy.tune.search import Contender, Outcome, Progress
+    from clip_deploy.tune.trials import Goal, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class TuneReport:
+    """An outcome and what follows from it.
+
+    Args:
+        model: the name of the model.
+        machine: what it was measured on.
+        outcome: what the search found.
+        difference: what changes in config.pbtxt, as a unified diff; empty where nothing does.
+        applied: whether it was written there.
+    """
+
+    model: str
+    machine: str
+    outcome: Outcome
+    difference: str
+    applied: bool
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence."""
+        outcome = self.outcome
+        if outcome.winner is None:
+            return f"nothing beats the settings as they are ({outcome.default.settings})"
+        found = f"{outcome.winner.settings}: {gained(outcome.winner, outcome.default, outcome.goal)}"
+        return found if outcome.default.fits else f"{found}; the settings as they are break the budget"
+
+    def to_json(self) -> dict[str, Any]:
+        outcome = self.outcome
+        return {
+            "schema": 1,
+            "kind": "tune",
+            "model": self.model,
+            "machine": self.machine,
+            "goal": {"p99_ms": outcome.goal.p99_s * 1e3, "load": str(outcome.goal.load)},
+            "verdict": self.verdict,
+            "default": _told(outcome.default),
+            "winner": _told(outcome.winner) if outcome.winner else None,
+            "contenders": [_told(contender) for contender in outcome.contenders],
+            "space": outcome.size,
+            "trials": [trial.to_json() for trial in outcome.trials],
+            "difference": self.difference,
+            "applied": self.applied,
+        }
+
+
+def gained(contender: Contender, default: Contender, goal: Goal) -> str:
+    """How it compares with the default, in the measure that counts."""
+    if goal.load.users:
+        return (
+            f"{contender.throughput:.1f}/s against {default.throughput:.1f}/s ({contender.gain:.2f} times), "
+            f"p99 {contender.p99_s * 1e3:.0f} ms against {default.p99_s * 1e3:.0f} ms"
+        )
+    return (
+        f"p99 {contender.p99_s * 1e3:.1f} ms against {default.p99_s * 1e3:.1f} ms "
+        f"({contender.gain:.2f} times sooner) at the same rate"
+    )
+
+
+def line(trial: Trial, progress: Progress, goal: Goal) -> str:
+    """One trial as it is shown while the search runs."""
+    number = {
+        "search": f"{progress.done}/{progress.planned}",
+        "alone": "alone",
+        "final": "final",
+    }[trial.phase.value]
+    best = progress.best
+    so_far = f"  best {best.run.throughput:.1f}/s" if best and best.run else ""
+    return f"{number:>7}  {trial.settings}: {result(trial, goal)}{so_far}"
+
+
+def result(trial: Trial, goal: Goal) -> str:
+    """What came of a trial: its figures, or why there are none."""
+    run = trial.run
+    if trial.failure or run is None or run.latency is None:
+        return f"✗ {trial.failure}"
+    figures = f"{run.throughput:.1f}/s, p99 {run.latency.p99_s * 1e3:.1f} ms"
+    if run.overloaded:
+        return f"✗ {figures}, overloaded"
+    return f"✓ {figures}" if trial.p99_s <= goal.p99_s else f"✗ {figures}, over the budget"
