@@ -45,7 +45,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds from the intended start of a request to its answer, over all requests of a run."""
+    """Seconds from the intended start of a request to its answer, over all requests of a run.
+
+    A request that was given up without an answer counts with its age, so in an overload these are lower bounds.
+    """
 
     mean_s: float
     p50_s: float
@@ -82,6 +85,7 @@ class Run:
         client_cores: CPU cores that the load generator used.
         backlog: requests without an answer, one number per second: a queue that grows is an overload.
         overloaded: whether arrivals outran the answers.
+        held_back: whether an open loop had so many requests in flight that it kept others waiting on its own side.
     """
 
     load: Load
@@ -100,6 +104,7 @@ class Run:
     client_cores: float
     backlog: tuple[int, ...] = field(default=())
     overloaded: bool = False
+    held_back: bool = False
 
     def to_json(self) -> dict[str, Any]:
         sizes = {str(size): count for size, count in self.histogram.items()}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clip_deploy.triton_schema import ModelConfig
 
 # numpy's name of a dtype → Triton's.
-_TRITON_DTYPES = {
+TRITON_DTYPES = {
     "float32": "FP32",
     "int32": "INT32",
     "uint8": "UINT8",
@@ -146,30 +146,36 @@ class Connection:
         try:
             yield
         except InferenceServerException as error:
-            raise self._translation(what, error) from error
+            raise translated(
+                what, self.url, self.timeout_s, str(error.status() or ""), error.message()
+            ) from error
 
-    def _translation(self, what: str, error: InferenceServerException) -> ServerError:
-        status, message = str(error.status() or ""), str(error.message() or "no reason given")
-        if "DEADLINE_EXCEEDED" in status:
-            return ServerTimeout(
-                f"no answer from {self.url} about {what} within {self.timeout_s:g} s",
-                remedy="give it longer, or see whether the server is overloaded",
-            )
-        if "UNAVAILABLE" in status and "failed to connect" in message.lower():
-            return ServerUnavailable(
-                f"no server answers at {self.url}", remedy="start one: clip-deploy serve REPOSITORY"
-            )
-        if "UNAVAILABLE" in status:
-            return ServerUnavailable(
-                f"{what} at {self.url} cannot answer now: {message}",
-                remedy="try again later; see the server's log",
-            )
-        return ServerError(
-            f"{what} at {self.url}: {message}", remedy="check the request, and the server's log"
+
+def translated(
+    what: str, url: str, timeout_s: float, status: str, message: str | None
+) -> ServerError:
+    """The failure in words of a call about ``what`` (a model, the server) that ended with a gRPC status."""
+    message = message or "no reason given"
+    if "DEADLINE_EXCEEDED" in status:
+        return ServerTimeout(
+            f"no answer from {url} about {what} within {timeout_s:g} s",
+            remedy="give it longer, or see whether the server is overloaded",
         )
+    if "UNAVAILABLE" in status and "failed to connect" in message.lower():
+        return ServerUnavailable(
+            f"no server answers at {url}", remedy="start one: clip-deploy serve REPOSITORY"
+        )
+    if "UNAVAILABLE" in status:
+        return ServerUnavailable(
+            f"{what} at {url} cannot answer now: {message}",
+            remedy="try again later; see the server's log",
+        )
+    return ServerError(
+        f"{what} at {url}: {message}", remedy="check the request, and the server's log"
+    )
 
 
 def _tensor(name: str, array: NDArray[Any]) -> InferInput:
-    tensor = InferInput(name, list(array.shape), _TRITON_DTYPES[array.dtype.name])
+    tensor = InferInput(name, list(array.shape), TRITON_DTYPES[array.dtype.name])
     tensor.set_data_from_numpy(array)
     return tensor
