@@ -52,9 +52,9 @@ def enum_name(kind: Any, number: int) -> str:
 
 def as_json(config: Any) -> str:
     """A config as Triton's load API takes it, with the names of config.pbtxt."""
-    return json_format.MessageToJson(config, preserving_proto_field_name=True)
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True))
 
 
 def as_text(message: Any) -> str:
     """The inside of a message as config.pbtxt writes it."""
-    return text_format.MessageToString(message, as_utf8=True)
+    return str(text_format.MessageToString(message, as_utf8=True))

@@ -50,7 +50,9 @@ class SyntheticServer:
         delay_s = max(settings.queue_delay_us, 0) / 1e6
         waiting = users / busy
         # a batch fills when enough wait; otherwise the delay collects some of those that come back
-        batch = max(1.0, min(settings.max_batch, waiting / 2 + waiting / 2 * min(1, delay_s / 0.004)))
+        batch = max(
+            1.0, min(settings.max_batch, waiting / 2 + waiting / 2 * min(1, delay_s / 0.004))
+        )
         speed = self.serial + (1 - self.serial) / threads
         service_s = (self.fixed_s + batch * self.row_s * speed) * crowd
         cycle_s = service_s + (delay_s if batch < settings.max_batch else 0.1 * delay_s)

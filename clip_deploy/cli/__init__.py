@@ -15,6 +15,7 @@ from clip_deploy.cli.output import complain
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
 from clip_deploy.cli.smoke import smoke_test
+from clip_deploy.cli.tune import tune
 from clip_deploy.errors import ClipDeployError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _app(
     """An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server."""
 
 
-for command in (export, build_trt, render_config, lint, serve, smoke_test, inspect, doctor):
+for command in (export, build_trt, render_config, lint, serve, smoke_test, tune, inspect, doctor):
     app.command()(command)
 app.add_typer(server, name="server")
 

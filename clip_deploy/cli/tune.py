@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
 from clip_deploy.cli.lint import require_clean, server_target
 from clip_deploy.cli.options import JsonFile, LogFile, Timeout
-from clip_deploy.cli.output import Steps, grid, say, show, write, write_json
+from clip_deploy.cli.output import Steps, escaped, grid, say, show, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.table import Table
-
     from clip_deploy.artifacts import ModelRepository
-    from clip_deploy.bench.figures import Load
     from clip_deploy.servers import ServerHandle
     from clip_deploy.tune.report import TuneReport
-    from clip_deploy.tune.search import Outcome
-    from clip_deploy.tune.serving import TunedModel
-    from clip_deploy.tune.space import Space
-    from clip_deploy.tune.trials import Goal
+    from clip_deploy.tune.trials import Study
 
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
 _USERS = 32
@@ -91,38 +84,152 @@ def tune(
     measured again in turn with the settings as they are. Exit code 7 when nothing keeps the budget.
     """
     from clip_deploy.bench.figures import Load
+    from clip_deploy.tune.report import ConfigFile, line
     from clip_deploy.tune.search import planned_trials, search
+    from clip_deploy.tune.serving import TunedModel, machine
     from clip_deploy.tune.trials import Goal, Study
 
     if concurrency is None and rate is None:
         concurrency = _USERS
     goal = Goal(Load(users=concurrency, rate=rate), p99_ms / 1e3)
     model = _narrowed(repository, tower)
+    before = ConfigFile.read(model)
     if url is None:
         require_clean(repository, server_target("embedded", ""))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(_server(model, timeout, log, url))
-        steps = stack.enter_context(_Trials())
-        served = _served(model, started, url, duration, seed, steps)
-        space = _space(served, goal.load, goal)
-        kept = Study.open(study or Path(f"tune-{served.name}.jsonl"), _identity(served, goal, space))
-        planned = trials or planned_trials(space)
+        live = stack.enter_context(_Live())
+        served = TunedModel(
+            started.grpc if started else str(url),
+            model,
+            before.config,
+            started,
+            duration_s=duration,
+            seed=seed,
+            progress=live,
+        )
+        space = served.space(goal)
+        kept = Study.open(study or Path(f"tune-{before.model}.jsonl"), served.identity(goal, space))
         if kept.trials:
-            say(f"going on with {kept.path}: {len(kept.trials)} measurements are there")
-        stack.enter_context(_resumable(kept.path))
+            say(f"going on with {kept.path}, which holds {len(kept.trials)} measurements")
+        stack.enter_context(_resumable(kept))
         stack.enter_context(served.restored())
         outcome = search(
-            space, goal, served, kept, trials=planned, seed=seed, watch=steps.watcher(goal)
+            space,
+            goal,
+            served,
+            kept,
+            trials=trials or planned_trials(space),
+            seed=seed,
+            watch=lambda trial, progress: live.line(line(trial, progress, goal)),
         )
-    report = _settled(model, outcome, apply=apply)
-    show(_table(outcome), beside=json_file)
-    show(report.verdict, beside=json_file)
-    if report.difference:
-        show(_plain(report.difference), beside=json_file)
+    report = before.settled(outcome, machine(), apply=apply)
+    _show(report, beside=json_file)
     write_json(report.to_json(), json_file)
     if html is not None:
         from clip_deploy.tune.page import page
 
         write(page(report), html)
-    if report.difference and not apply:
-        say("to write it: the same command with --apply; nothing is measured twice")
+
+
+def _narrowed(path: Path, tower: str | None) -> ModelRepository:
+    """The repository with the one encoder that is tuned."""
+    from clip_deploy import repository as repositories
+    from clip_deploy.errors import ConfigError
+    from clip_deploy.spec import Tower
+
+    names = [each.value for each in Tower]
+    if tower is not None and tower not in names:
+        raise ConfigError(f"--tower {tower!r} is unknown", remedy=f"use {' or '.join(names)}")
+    found = repositories.read(path)
+    wanted = [Tower(tower).model_name] if tower else [each.model_name for each in Tower]
+    models = sorted(
+        (model for model in found.models if model.name in wanted),
+        key=lambda model: wanted.index(model.name),
+    )
+    if not models:
+        raise ConfigError(
+            f"{path} holds no {' or '.join(wanted)}",
+            remedy="render one with clip-deploy render-config, or choose another --tower",
+        )
+    return replace(found, models=tuple(models[:1]))
+
+
+@contextlib.contextmanager
+def _server(
+    repository: ModelRepository, timeout_s: float, log: Path | None, url: str | None
+) -> Iterator[ServerHandle | None]:
+    """The embedded server with this model alone, which may be loaded again; None where ``url`` names another."""
+    if url is not None:
+        yield None
+        return
+    from clip_deploy.servers import LAUNCHERS, ServerOptions
+
+    arguments = ("--model-control-mode=explicit", f"--load-model={repository.models[0].name}")
+    options = ServerOptions(timeout_s=timeout_s, log=log, arguments=arguments)
+    with Steps() as steps:
+        handle = LAUNCHERS["embedded"].start(repository, options, steps)
+    with handle:
+        yield handle
+
+
+@contextlib.contextmanager
+def _resumable(study: Study) -> Iterator[None]:
+    """Whatever ends a search early, what was measured is kept, and a person is told so."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(
+            f"interrupted; {len(study.trials)} measurements are in {study.path}: the same command goes on from there"
+        )
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def _show(report: TuneReport, beside: Path | None) -> None:
+    outcome = report.outcome
+    rows = grid("", "settings", "answers/s", "p99, ms", "against now", "rounds")
+    for contender in (outcome.default, *outcome.contenders):
+        name = "now" if contender is outcome.default else ""
+        rows.add_row(
+            "best" if contender is outcome.winner else name,
+            str(contender.settings),
+            f"{contender.throughput:.1f}",
+            f"{contender.p99_s * 1e3:.1f}",
+            "" if contender is outcome.default else f"{contender.gain:.2f} ×",
+            ", ".join(f"{run.throughput:.1f}" for run in contender.runs),
+        )
+    show(rows, beside=beside)
+    show(report.verdict, beside=beside)
+    if report.difference:
+        show(escaped(report.difference), beside=beside)
+        say(
+            f"{report.path} is written"
+            if report.applied
+            else "to write it, add --apply; nothing is measured twice"
+        )
+
+
+class _Live:
+    """One line per trial, and below them, on a terminal, what is going on; a context manager."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._status = self._console.status("")
+
+    def __enter__(self) -> _Live:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def __call__(self, step: str) -> None:
+        """What is going on now."""
+        self._status.update(escaped(step))
+
+    def line(self, text: str) -> None:
+        """Something that is done."""
+        self._console.print(escaped(text), soft_wrap=True, highlight=False)

@@ -58,7 +58,7 @@ def replace_config(path: Path, before: str, after: str) -> None:
     Raises:
         ConfigError: somebody changed the file meanwhile, or the place cannot be written to.
     """
-    if path.read_text("utf-8") != before:
+    if path.read_bytes() != before.encode():
         raise ConfigError(
             f"{path} was changed while its settings were searched",
             remedy="look at both, then run the same command again",
@@ -119,7 +119,9 @@ class _Editor:
             for each in fields:
                 self._remove(each)
             return
-        text = f"[ {', '.join(_written(kind, v) for v in new)} ]" if several else _written(kind, new)
+        text = (
+            f"[ {', '.join(_written(kind, v) for v in new)} ]" if several else _written(kind, new)
+        )
         if not fields:
             self.insertions.append((block, f"{kind.name}: {text}"))
             return

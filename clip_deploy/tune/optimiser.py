@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clip_deploy.errors import extra
 from clip_deploy.tune.space import Settings
 
 if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
     from clip_deploy.tune.space import Space
 
 _FAILED = -1e9  # only the order of scores matters to the estimator, and this is last
@@ -39,7 +41,7 @@ class Optimiser:
             seed=seed, multivariate=True, n_startup_trials=len(self._landmarks)
         )
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._axes = {
+        self._axes: dict[str, BaseDistribution] = {
             name: optuna.distributions.IntDistribution(0, len(values) - 1)
             for name, values in space.values.items()
         }
@@ -81,13 +83,13 @@ class Optimiser:
     def _at(self, places: dict[str, int]) -> Settings:
         return Settings(**{name: self._space.values[name][at] for name, at in places.items()})
 
-    def _places(self, settings: Settings) -> dict[str, Any]:
+    def _places(self, settings: Settings) -> dict[str, int]:
         return {
             name: values.index(getattr(settings, name))
             for name, values in self._space.values.items()
         }
 
-    def _distance(self, settings: Settings, wanted: dict[str, Any]) -> float:
+    def _distance(self, settings: Settings, wanted: dict[str, int]) -> float:
         """How far settings are from what was asked for, each axis counted from 0 to 1."""
         places = self._places(settings)
         return sum(

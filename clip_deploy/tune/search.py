@@ -99,9 +99,9 @@ class Outcome:
 
 
 def planned_trials(space: Space) -> int:
-    """A quarter of the space, so that with the final rounds a third of it suffices; all of a small one, 60 at most."""
+    """As many as make a third of the space with the final rounds, but 8 at least and 60 at most."""
     size = len(list(space))
-    return min(size, max(8, size // 4), 60)
+    return min(size, max(8, size // 3 - ROUNDS * (FINALISTS + 1)), 60)
 
 
 def search(
@@ -140,7 +140,9 @@ class _Searching:
     def begin(self) -> None:
         """The settings as they are; where they break the budget, whether anything can keep it."""
         known = self.study.of(Phase.SEARCH)
-        first = known[0] if known else self._try(Phase.SEARCH, self.space.default, keep_failure=False)
+        first = (
+            known[0] if known else self._try(Phase.SEARCH, self.space.default, keep_failure=False)
+        )
         if first.failure:
             raise CheckFailed(
                 f"the settings as they are cannot be measured: {first.failure}",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import platform
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from clip_deploy.artifacts import ExportedModel
 from clip_deploy.bench.measuring import measure
 from clip_deploy.bench.subject import bench_subject
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.errors import CheckFailed, ServerError, ServerUnavailable
+from clip_deploy.files import digest
 from clip_deploy.progress import Progress, silent
+from clip_deploy.repository.assembly import CONFIG
 from clip_deploy.smoke.subject import targets_of
 from clip_deploy.triton_schema import as_json
 from clip_deploy.tune.search import Unservable
-from clip_deploy.tune.space import Settings
+from clip_deploy.tune.space import Settings, Space, Surroundings, fixed_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
     from clip_deploy.bench.figures import Load, Run
     from clip_deploy.servers import ServerHandle
     from clip_deploy.triton_schema import ModelConfig
+    from clip_deploy.tune.trials import Goal
 
 
 @dataclass(slots=True)
@@ -53,6 +60,10 @@ class TunedModel:
     def name(self) -> str:
         return self.repository.models[0].name
 
+    @property
+    def config_path(self) -> Path:
+        return self.repository.path / self.name / CONFIG
+
     def __call__(self, settings: Settings, load: Load) -> Run:
         """Serve settings, hold the answers against the reference, and measure them under a load.
 
@@ -80,11 +91,39 @@ class TunedModel:
             self._require_alive()
             raise Unservable(str(error)) from error
 
-    def default(self) -> Settings:
+    def space(self, goal: Goal) -> Space:
+        """What is worth trying here: the server is taken to run on this machine."""
+        return Space.around(
+            Surroundings(
+                default=self._default(),
+                cores=len(os.sched_getaffinity(0)),
+                at_once=goal.load.users,
+                budget_us=goal.p99_s * 1e6,
+                fixed=fixed_knobs(self.written),
+            )
+        )
+
+    def identity(self, goal: Goal, space: Space) -> dict[str, Any]:
+        """What two trials must have in common to be compared."""
+        model = self.repository.models[0]
+        exported = ExportedModel.read(self.repository.version_folder(model))
+        return {
+            "model": f"{model.name} {exported.graph.sha256[:16]}",
+            "config": digest([self.config_path])[:16],
+            "machine": machine(),
+            "load": str(goal.load),
+            "p99_ms": goal.p99_s * 1e3,
+            "seconds_per_trial": self.duration_s,
+            "space": {name: list(values) for name, values in space.values.items()},
+        }
+
+    def _default(self) -> Settings:
         """What the server makes of config.pbtxt."""
         with TritonInferenceClient(self.url) as client:
             completed = client.connection.config(self.name)
-        if not self.written.instance_group:  # Triton chose how many; from here on the config says so
+        if (
+            not self.written.instance_group
+        ):  # Triton chose how many; from here on the config says so
             self.written.instance_group.MergeFrom(completed.instance_group)
         return Settings.of(completed)
 
@@ -121,3 +160,13 @@ class TunedModel:
             raise ServerUnavailable(
                 f"the server at {self.url} is gone", remedy="start it again, and see its log"
             )
+
+
+def machine() -> str:
+    """The processor, and how many of its cores are ours."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.machine())}, {len(os.sched_getaffinity(0))} cores"

@@ -46,7 +46,8 @@ class Goal:
 
     def worth(self, run: Run | None) -> float:
         """What is compared between runs that fit: right answers per second, or how often the p99 fits the budget."""
-        assert run is not None and run.latency is not None  # something was answered
+        assert run is not None
+        assert run.latency is not None  # something was answered
         return run.throughput if self.load.users else self.p99_s / run.latency.p99_s
 
     def __str__(self) -> str:
