@@ -123,11 +123,6 @@ class Connection:
         with self._translated(f"loading {model}", timeout_s):
             self._client.load_model(model, config=config, client_timeout=timeout_s)
 
-    def unload(self, model: str, *, timeout_s: float = 300.0) -> None:
-        """Take a model away, once what it is answering is answered; needs a server in explicit control mode."""
-        with self._translated(f"unloading {model}", timeout_s):
-            self._client.unload_model(model, client_timeout=timeout_s)
-
     def infer(
         self,
         model: str,
