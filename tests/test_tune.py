@@ -458,9 +458,9 @@ def test_a_winner_is_written_only_when_it_is_asked_for(tmp_path: Path):
     before = _written_config(tmp_path)
     outcome = _searched(SyntheticServer(cores=4), space=_space(cores=4), trials=30)
     assert outcome.winner is not None
-    shown = before.settled(outcome, "a machine", apply=False)
+    shown = before.settled(outcome, {"CPU": "a good one"}, apply=False)
     assert before.path.read_text() == CONFIG
-    applied = before.settled(outcome, "a machine", apply=True)
+    applied = before.settled(outcome, {"CPU": "a good one"}, apply=True)
     assert applied.difference == shown.difference
     assert Settings.of(parse_config(before.path.read_text(), "x")) == outcome.winner.settings
     assert json.loads(json.dumps(applied.to_json()))["applied"] is True
@@ -469,7 +469,7 @@ def test_a_winner_is_written_only_when_it_is_asked_for(tmp_path: Path):
 def test_where_nothing_wins_nothing_is_written_and_the_report_says_so(tmp_path: Path):
     before = _written_config(tmp_path)
     outcome = _searched(lambda settings, load: run(load, 50.0, 0.5))
-    report = before.settled(outcome, "a machine", apply=True)
+    report = before.settled(outcome, {"CPU": "a good one"}, apply=True)
     assert report.verdict.startswith("nothing beats the settings as they are")
     assert (report.difference, report.applied) == ("", False)
     assert before.path.read_text() == CONFIG

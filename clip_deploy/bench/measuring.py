@@ -98,7 +98,7 @@ class _Measurement:
                 self._put(call, window, seed),
                 self._count(ledger),
                 watch(ledger, self._process, subject.url, first_s),
-                show_progress(ledger, self._load, self._progress),
+                show_progress(ledger, self._progress),
             )
         ledger.judge.close()
         memory_mb = self._process.memory_mb() if self._process else None

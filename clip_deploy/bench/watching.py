@@ -10,7 +10,6 @@ import numpy as np
 from clip_deploy.errors import ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from clip_deploy.bench.figures import Load
     from clip_deploy.bench.load import Ledger
     from clip_deploy.bench.process import ServerProcess
     from clip_deploy.progress import Progress
@@ -56,11 +55,11 @@ def _patience_s(ledger: Ledger, first_s: float) -> float:
     return max(_SILENT_S, _TIMES_SLOWEST * max(first_s, ledger.slowest_s))
 
 
-async def show_progress(ledger: Ledger, load: Load, progress: Progress) -> None:
+async def show_progress(ledger: Ledger, progress: Progress) -> None:
     """Tell twice a second how many answers came in the measured time so far, and how soon."""
     window = ledger.window
     while not ledger.over:
-        progress(f"{load}: {_so_far(ledger)}")
+        progress(_so_far(ledger))
         await asyncio.sleep(min(_SHOW_S, max(window.end_s - ledger.clock(), _LOOK_S)))
 
 

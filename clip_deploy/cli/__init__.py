@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clip_deploy import __version__
+from clip_deploy.cli.bench import bench
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test. Exit codes: 2 asked wrongly, 3 something is missing, "
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,7 +50,10 @@ def _app(
     """An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server."""
 
 
-for command in (export, build_trt, render_config, lint, serve, smoke_test, tune, inspect, doctor):
+for command in (
+    *(export, build_trt, render_config, lint, serve, smoke_test),
+    *(bench, tune, inspect, doctor),
+):
     app.command()(command)
 app.add_typer(server, name="server")
 

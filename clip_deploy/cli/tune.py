@@ -84,9 +84,10 @@ def tune(
     measured again in turn with the settings as they are. Exit code 7 when nothing keeps the budget.
     """
     from clip_deploy.bench.figures import Load
+    from clip_deploy.bench.machine import describe
     from clip_deploy.tune.report import ConfigFile, line
     from clip_deploy.tune.search import planned_trials, search
-    from clip_deploy.tune.serving import TunedModel, machine
+    from clip_deploy.tune.serving import TunedModel
     from clip_deploy.tune.trials import Goal, Study
 
     if concurrency is None and rate is None:
@@ -123,7 +124,7 @@ def tune(
             seed=seed,
             watch=lambda trial, progress: live.line(line(trial, progress, goal)),
         )
-    report = before.settled(outcome, machine(), apply=apply)
+    report = before.settled(outcome, describe(), apply=apply)
     _show(report, beside=json_file)
     write_json(report.to_json(), json_file)
     if html is not None:
@@ -163,13 +164,14 @@ def _server(
     if url is not None:
         yield None
         return
-    from clip_deploy.servers import LAUNCHERS, ServerOptions
+    from clip_deploy.cli.serving import served
+    from clip_deploy.servers import ServerOptions
 
     arguments = ("--model-control-mode=explicit", f"--load-model={repository.models[0].name}")
     options = ServerOptions(timeout_s=timeout_s, log=log, arguments=arguments)
-    with Steps() as steps:
-        handle = LAUNCHERS["embedded"].start(repository, options, steps)
-    with handle:
+    with contextlib.ExitStack() as stack:
+        with Steps() as steps:
+            handle = stack.enter_context(served("embedded", repository, options, steps))
         yield handle
 
 

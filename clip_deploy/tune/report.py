@@ -11,6 +11,7 @@ from clip_deploy.repository.rendering import parse_config
 from clip_deploy.tune.config import difference, edited, replace_config
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from clip_deploy.artifacts import ModelRepository
@@ -47,7 +48,7 @@ class ConfigFile:
     def model(self) -> str:
         return self.path.parent.name
 
-    def settled(self, outcome: Outcome, machine: str, *, apply: bool) -> TuneReport:
+    def settled(self, outcome: Outcome, machine: Mapping[str, str], *, apply: bool) -> TuneReport:
         """The report on a search, and with ``apply`` the winner in the file."""
         if outcome.winner is None:
             return TuneReport(self.path, machine, outcome, "", applied=False)
@@ -64,14 +65,14 @@ class TuneReport:
 
     Args:
         path: the model's config.pbtxt.
-        machine: what it was measured on.
+        machine: facts about what it was measured on.
         outcome: what the search found.
         difference: what changes in config.pbtxt, as a unified diff; empty where nothing does.
         applied: whether it was written there.
     """
 
     path: Path
-    machine: str
+    machine: Mapping[str, str]
     outcome: Outcome
     difference: str
     applied: bool
@@ -95,7 +96,7 @@ class TuneReport:
             "schema": 1,
             "kind": "tune",
             "model": self.path.parent.name,
-            "machine": self.machine,
+            "machine": dict(self.machine),
             "goal": {"p99_ms": outcome.goal.p99_s * 1e3, "load": str(outcome.goal.load)},
             "verdict": self.verdict,
             "default": _told(outcome.default),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.artifacts import ExportedModel
+from clip_deploy.bench.machine import describe
 from clip_deploy.bench.measuring import measure
 from clip_deploy.bench.subject import bench_subject
 from clip_deploy.client import TritonInferenceClient
@@ -24,6 +23,7 @@ from clip_deploy.tune.space import Settings, Space, Surroundings, fixed_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from clip_deploy.artifacts import ModelRepository
     from clip_deploy.bench.figures import Load, Run
@@ -105,12 +105,12 @@ class TunedModel:
 
     def identity(self, goal: Goal, space: Space) -> dict[str, Any]:
         """What two trials must have in common to be compared."""
-        model = self.repository.models[0]
+        model, facts = self.repository.models[0], describe()
         exported = ExportedModel.read(self.repository.version_folder(model))
         return {
             "model": f"{model.name} {exported.graph.sha256[:16]}",
             "config": digest([self.config_path])[:16],
-            "machine": machine(),
+            "machine": f"{facts['CPU']}, {facts['cores']} cores",
             "load": str(goal.load),
             "p99_ms": goal.p99_s * 1e3,
             "seconds_per_trial": self.duration_s,
@@ -160,13 +160,3 @@ class TunedModel:
             raise ServerUnavailable(
                 f"the server at {self.url} is gone", remedy="start it again, and see its log"
             )
-
-
-def machine() -> str:
-    """The processor, and how many of its cores are ours."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return f"{next(names, platform.machine())}, {len(os.sched_getaffinity(0))} cores"
