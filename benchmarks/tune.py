@@ -26,9 +26,10 @@ from figures import Figure, figure, report
 
 from clip_deploy import repository as repositories
 from clip_deploy.bench.figures import Load
+from clip_deploy.report.tunes import line, result
 from clip_deploy.servers import LAUNCHERS, ServerOptions
 from clip_deploy.spec import EncoderSpec, ServingSpec, Tower
-from clip_deploy.tune.report import ConfigFile, line, result
+from clip_deploy.tune.report import ConfigFile
 from clip_deploy.tune.search import Unservable, planned_trials, search
 from clip_deploy.tune.serving import TunedModel
 from clip_deploy.tune.space import Settings

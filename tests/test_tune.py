@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from clip_deploy.bench.figures import Load
 from clip_deploy.errors import CheckFailed, ConfigError, ServerError
+from clip_deploy.report.tunes import line, result
 from clip_deploy.repository.rendering import parse_config
 from clip_deploy.tune.config import difference, edited, replace_config
-from clip_deploy.tune.report import ConfigFile, line, result
+from clip_deploy.tune.report import ConfigFile
 from clip_deploy.tune.search import (
     FINALISTS,
     ROUNDS,
@@ -473,3 +475,23 @@ def test_where_nothing_wins_nothing_is_written_and_the_report_says_so(tmp_path: 
     assert report.verdict.startswith("nothing beats the settings as they are")
     assert (report.difference, report.applied) == ("", False)
     assert before.path.read_text() == CONFIG
+
+
+@pytest.mark.processes  # the first use of matplotlib asks the system for its fonts
+def test_the_page_shows_every_trial_and_needs_no_network(tmp_path: Path):
+    from clip_deploy.report.tune_page import page
+
+    def server(settings: Settings, load: Load):
+        if settings.max_batch == 1:
+            raise Unservable("<no> & never")
+        return formula(settings, load)
+
+    before, formula = _written_config(tmp_path), SyntheticServer(cores=4)
+    outcome = _searched(server, space=_space(cores=4), trials=30)
+    text = page(before.settled(outcome, {"CPU": "a good one"}, apply=False))
+    for trial in outcome.trials:
+        assert str(trial.settings) in text
+    assert "&lt;no&gt; &amp; never" in text
+    assert text.count("<svg") == 2
+    assert "a good one" in text
+    assert not re.search(r'(?:src|href)="(?!#)', text.replace("xlink:href", "href"))

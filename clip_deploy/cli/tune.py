@@ -11,7 +11,7 @@ import typer
 
 from clip_deploy.cli.lint import require_clean, server_target
 from clip_deploy.cli.options import JsonFile, LogFile, Timeout
-from clip_deploy.cli.output import Steps, escaped, grid, say, show, write, write_json
+from clip_deploy.cli.output import Steps, escaped, say, show, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,10 @@ def tune(
     ] = None,
     trials: Annotated[
         Optional[int],
-        typer.Option(min=1, help="Settings to measure; a quarter of all, 60 at most."),
+        typer.Option(
+            min=1,
+            help="Settings to search; by default so many that all measurements are a third of a full grid, 60 at most.",
+        ),
     ] = None,
     duration: Annotated[
         float, typer.Option(metavar="SECONDS", min=0.1, help="How long each is measured.")
@@ -85,11 +88,16 @@ def tune(
     """
     from clip_deploy.bench.figures import Load
     from clip_deploy.bench.machine import describe
-    from clip_deploy.tune.report import ConfigFile, line
+    from clip_deploy.report.tunes import line
+    from clip_deploy.tune.optimiser import library
+    from clip_deploy.tune.report import ConfigFile
     from clip_deploy.tune.search import planned_trials, search
     from clip_deploy.tune.serving import TunedModel
     from clip_deploy.tune.trials import Goal, Study
 
+    library()  # a missing one is told before the work, not after it
+    if html is not None:
+        import clip_deploy.report.tune_page  # noqa: F401
     if concurrency is None and rate is None:
         concurrency = _USERS
     goal = Goal(Load(users=concurrency, rate=rate), p99_ms / 1e3)
@@ -128,7 +136,7 @@ def tune(
     _show(report, beside=json_file)
     write_json(report.to_json(), json_file)
     if html is not None:
-        from clip_deploy.tune.page import page
+        from clip_deploy.report.tune_page import page
 
         write(page(report), html)
 
@@ -188,20 +196,10 @@ def _resumable(study: Study) -> Iterator[None]:
 
 
 def _show(report: TuneReport, beside: Path | None) -> None:
-    outcome = report.outcome
-    rows = grid("", "settings", "answers/s", "p99, ms", "against now", "rounds")
-    for contender in (outcome.default, *outcome.contenders):
-        name = "now" if contender is outcome.default else ""
-        rows.add_row(
-            "best" if contender is outcome.winner else name,
-            str(contender.settings),
-            f"{contender.throughput:.1f}",
-            f"{contender.p99_s * 1e3:.1f}",
-            "" if contender is outcome.default else f"{contender.gain:.2f} ×",
-            ", ".join(f"{run.throughput:.1f}" for run in contender.runs),
-        )
-    show(rows, beside=beside)
-    show(report.verdict, beside=beside)
+    from clip_deploy.report.tunes import table
+
+    show(table(report), beside=beside)
+    show(escaped(report.verdict), beside=beside)
     if report.difference:
         show(escaped(report.difference), beside=beside)
         say(

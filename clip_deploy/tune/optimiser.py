@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clip_deploy.errors import extra
 from clip_deploy.tune.space import Settings
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from clip_deploy.tune.space import Space
 
 _FAILED = -1e9  # only the order of scores matters to the estimator, and this is last
+
+
+def library() -> Any:
+    """Optuna.
+
+    Raises:
+        MissingDependency: it is not installed.
+    """
+    with extra("tune"):
+        import optuna
+    return optuna
 
 
 class Optimiser:
@@ -28,10 +39,7 @@ class Optimiser:
     """
 
     def __init__(self, space: Space, seed: int) -> None:
-        with extra("tune"):
-            import optuna
-
-        self._optuna = optuna
+        self._optuna = optuna = library()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._open = set(space)

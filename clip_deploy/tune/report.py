@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.errors import ConfigError
+from clip_deploy.report.tunes import gained
 from clip_deploy.repository.assembly import CONFIG
 from clip_deploy.repository.rendering import parse_config
 from clip_deploy.tune.config import difference, edited, replace_config
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 
     from clip_deploy.artifacts import ModelRepository
     from clip_deploy.triton_schema import ModelConfig
-    from clip_deploy.tune.search import Contender, Outcome, Progress
-    from clip_deploy.tune.trials import Goal, Trial
+    from clip_deploy.tune.search import Contender, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,11 @@ class TuneReport:
     applied: bool
 
     @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.path.parent.name
+
+    @property
     def verdict(self) -> str:
         """The result in one sentence."""
         outcome = self.outcome
@@ -95,7 +100,7 @@ class TuneReport:
         return {
             "schema": 1,
             "kind": "tune",
-            "model": self.path.parent.name,
+            "model": self.model,
             "machine": dict(self.machine),
             "goal": {"p99_ms": outcome.goal.p99_s * 1e3, "load": str(outcome.goal.load)},
             "verdict": self.verdict,
@@ -107,42 +112,6 @@ class TuneReport:
             "difference": self.difference,
             "applied": self.applied,
         }
-
-
-def gained(contender: Contender, default: Contender, goal: Goal) -> str:
-    """How it compares with the default, in the measure that counts."""
-    if goal.load.users:
-        return (
-            f"{contender.throughput:.1f}/s against {default.throughput:.1f}/s ({contender.gain:.2f} times), "
-            f"p99 {contender.p99_s * 1e3:.0f} ms against {default.p99_s * 1e3:.0f} ms"
-        )
-    return (
-        f"p99 {contender.p99_s * 1e3:.1f} ms against {default.p99_s * 1e3:.1f} ms "
-        f"({contender.gain:.2f} times sooner) at the same rate"
-    )
-
-
-def line(trial: Trial, progress: Progress, goal: Goal) -> str:
-    """One trial as it is shown while the search runs."""
-    number = {
-        "search": f"{progress.done}/{progress.planned}",
-        "alone": "alone",
-        "final": "final",
-    }[trial.phase.value]
-    best = progress.best
-    so_far = f"  best {best.run.throughput:.1f}/s" if best and best.run else ""
-    return f"{number:>7}  {trial.settings}: {result(trial, goal)}{so_far}"
-
-
-def result(trial: Trial, goal: Goal) -> str:
-    """What came of a trial: its figures, or why there are none."""
-    run = trial.run
-    if trial.failure or run is None or run.latency is None:
-        return f"✗ {trial.failure}"
-    figures = f"{run.throughput:.1f}/s, p99 {run.latency.p99_s * 1e3:.1f} ms"
-    if run.overloaded:
-        return f"✗ {figures}, overloaded"
-    return f"✓ {figures}" if trial.p99_s <= goal.p99_s else f"✗ {figures}, over the budget"
 
 
 def _told(contender: Contender) -> dict[str, Any]:

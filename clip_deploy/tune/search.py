@@ -97,6 +97,11 @@ class Outcome:
     trials: tuple[Trial, ...]
     size: int
 
+    @property
+    def finalists(self) -> tuple[Contender, ...]:
+        """Everything of the final rounds, the default first."""
+        return (self.default, *self.contenders)
+
 
 def planned_trials(space: Space) -> int:
     """As many as make a third of the space with the final rounds, but 8 at least and 60 at most."""
