@@ -149,7 +149,9 @@ def main() -> int:
         options = ServerOptions(arguments=("--model-control-mode=explicit", f"--load-model={name}"))
         handle = stack.enter_context(LAUNCHERS["embedded"].start(alone, options, print))
         before = ConfigFile.read(alone)
-        served = TunedModel(handle.grpc, alone, before.config, handle, args.duration)
+        served = TunedModel(
+            handle.grpc, alone, before.config, handle, args.duration, min(args.duration, 1)
+        )
         goal = Goal(Load(users=args.users), args.p99_ms / 1e3)
         figures = compare(served, goal, keep, args.seed)
     return report(figures, args.json)

@@ -99,7 +99,7 @@ def test_what_was_found_is_written_and_serves_right_answers(
     shutil.copytree(repository, mine)
     arguments = [
         *("tune", str(mine), "--p99-ms", "1500", "--concurrency", "4", "--duration", "0.3"),
-        *("--trials", "3", "--study", str(tmp_path / "s.jsonl"), "--json", "-"),
+        *("--trials", "2", "--study", str(tmp_path / "s.jsonl"), "--json", "-"),
     ]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130  # 128 + SIGINT, as a shell has it
 _USERS = 32
+_WARMUP_S = 1.0
 
 
 def tune(
@@ -114,6 +115,7 @@ def tune(
             before.config,
             started,
             duration_s=duration,
+            warmup_s=min(duration, _WARMUP_S),
             seed=seed,
             progress=live,
         )

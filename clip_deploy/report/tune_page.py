@@ -16,13 +16,14 @@ with extra("bench"):
 
     matplotlib.use("svg")
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
     from clip_deploy.tune.report import TuneReport
     from clip_deploy.tune.trials import Trial
 
 _INK, _FAINT, _GOOD, _NOW, _LIMIT = "#1f2933", "#b8c2cc", "#0b7a53", "#2f6fde", "#c2410c"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 10,
     "svg.fonttype": "none",  # text stays text: it can be searched, and is set in the page's own font
     "svg.hashsalt": "clip-deploy",
@@ -69,7 +70,8 @@ def landscape(report: TuneReport) -> str:
         for fits, colour, label in ((True, _INK, "keeps the budget"), (False, _FAINT, "does not")):
             points = [_point(trial) for trial in measured if trial.fits(goal) is fits]
             if points:
-                axes.scatter(*zip(*points), s=22, color=colour, label=label, linewidths=0)
+                waits, throughputs = zip(*points)
+                axes.scatter(waits, throughputs, s=22, color=colour, label=label, linewidths=0)
         axes.axvline(goal.p99_s * 1e3, color=_LIMIT, linewidth=1.2, linestyle="--", label="budget")
         _mark(axes, report)
         if goal.p99_s * 1e3 < axes.get_xlim()[1] / 4 or _spread(measured) > 10:
@@ -101,7 +103,7 @@ def progress(report: TuneReport) -> str:
         axes.scatter(numbers, values, s=18, color=_INK, linewidths=0, label="a trial that fits")
         axes.set(xlabel="trial", ylabel="answers per second" if by_throughput else "p99, ms")
         axes.set_ylim(bottom=0)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside right upper", frameon=False)
         return _svg(figure)
 
@@ -114,9 +116,14 @@ def _mark(axes: Any, report: TuneReport) -> None:
         (outcome.winner, _GOOD, "best"),
     ):
         if contender is not None and contender.runs:
-            place = contender.p99_s * 1e3, contender.throughput
             axes.scatter(
-                *place, s=110, facecolors="none", edgecolors=colour, linewidths=2.2, label=label
+                contender.p99_s * 1e3,
+                contender.throughput,
+                s=110,
+                facecolors="none",
+                edgecolors=colour,
+                linewidths=2.2,
+                label=label,
             )
 
 

@@ -51,7 +51,7 @@ class TunedModel:
     written: ModelConfig
     handle: ServerHandle | None
     duration_s: float
-    warmup_s: float = 1.0
+    warmup_s: float
     seed: int = 0
     progress: Progress = silent
     _served: Settings | None = field(default=None)
