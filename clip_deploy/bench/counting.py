@@ -47,7 +47,7 @@ class Requests:
             inside = (self.ends_s >= window.begin_s) & (self.ends_s < window.end_s)
         return inside & self.answered
 
-    def latency(self, window: Window, now_s: float) -> Latency | None:
+    def latency(self, window: Window) -> Latency | None:
         """Of the answers to the measured requests; None where none came.
 
         A request that was given up counts with its age, so that what never came cannot make the rest look quick.
@@ -55,7 +55,7 @@ class Requests:
         measured = self.started_in(window)
         if not (measured & self.answered).any():
             return None
-        ends_s = np.where(np.isnan(self.ends_s), now_s, self.ends_s)
+        ends_s = np.where(np.isnan(self.ends_s), window.give_up_s, self.ends_s)
         counted = measured & (self.answered | np.isnan(self.ends_s))
         return Latency.of((ends_s - self.starts_s)[counted])
 

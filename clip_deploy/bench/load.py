@@ -8,7 +8,7 @@ measured time has its answer, so that the last ones do not meet a server at rest
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -167,34 +167,50 @@ async def closed_loop(call: Caller, users: int) -> None:
 
 
 async def open_loop(call: Caller, arrivals_s: NDArray[np.float64], most_in_flight: int) -> bool:
-    """Each request at its time, whether or not answers come; whether ``most_in_flight`` had to hold any back.
+    """Each request at its time, whether or not answers come; whether ``most_in_flight`` held any back.
 
-    A request that is held back is in the ledger from its intended start, and waits for its turn on this side.
+    A request that is held back is in the ledger from its intended start, and is sent when another has ended.
     """
-    ledger, slots, held = call.ledger, asyncio.Semaphore(most_in_flight), False
-    asked: set[asyncio.Task[None]] = set()
-
-    async def ask(number: int) -> None:
-        async with slots:
-            await call(number)
-
+    ledger, held = call.ledger, _Held(call)
     try:
         for start_s in arrivals_s.tolist():
             if (early_s := start_s - ledger.clock()) > 0:
                 await asyncio.sleep(early_s)
             if ledger.over:
                 break
-            held = held or slots.locked()
-            task = asyncio.ensure_future(ask(ledger.open(start_s)))
-            asked.add(task)
-            task.add_done_callback(asked.discard)
+            held.send(ledger.open(start_s), most_in_flight)
         while not ledger.over:
             await asyncio.sleep(_PAUSE_S)
-        if asked:
-            await asyncio.wait(asked, timeout=_LEAVE_S)
+        if held.sending:
+            await asyncio.wait(held.sending, timeout=_LEAVE_S)
     finally:
-        await cancelled(asked)
-    return held
+        await cancelled(held.sending)
+    return held.any
+
+
+class _Held:
+    """Requests in flight, and those that wait for one of them to end."""
+
+    def __init__(self, call: Caller) -> None:
+        self.any = False
+        self.sending: set[asyncio.Task[None]] = set()
+        self._call = call
+        self._waiting: deque[int] = deque()
+
+    def send(self, number: int, most: int) -> None:
+        if len(self.sending) >= most:
+            self.any = True
+            self._waiting.append(number)
+            return
+        task = asyncio.ensure_future(self._send(number))
+        self.sending.add(task)
+        task.add_done_callback(self.sending.discard)
+
+    async def _send(self, number: int) -> None:
+        """This request, and then those that wait: one task each for thousands of them would cost more than they do."""
+        await self._call(number)
+        while self._waiting and not self._call.ledger.over:
+            await self._call(self._waiting.popleft())
 
 
 def poisson(rate: float, seconds: float, seed: int) -> NDArray[np.float64]:

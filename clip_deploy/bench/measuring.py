@@ -172,7 +172,7 @@ def _run(
         wrong=int((measured & requests.wrong).sum()),
         errors=dict(ledger.errors),
         throughput=float((requests.answered_in(window) & ~requests.wrong).sum() / window.seconds),
-        latency=requests.latency(window, ledger.clock()),
+        latency=requests.latency(window),
         histogram=served.histogram,
         queue_s=served.queue_s,
         compute_s=served.compute_s,

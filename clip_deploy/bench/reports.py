@@ -95,13 +95,13 @@ class LoadResult:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the loads were measured."""
+    """How the loads were measured: with so many ``inputs`` in turn, which are the reference's or the user's own."""
 
     duration_s: float
     warmup_s: float
     repeats: int
     inputs: int
-    pictures: str
+    inputs_are: str
     seed: int = 0
 
 

@@ -121,7 +121,7 @@ def bench(
             if compare is not None:
                 find = replace(find, tower=subjects[0].target.tower.value)
                 subjects.append(find.started(stack.enter_context(folder_of(compare))))
-        inputs = "inputs of your own" if images else "real inputs"
+        inputs = "inputs of your own, in turn" if images else "real inputs, in turn"
         settings = Settings(duration, warmup, repeats, len(subjects[0].requests), inputs, seed)
         names = [str(url or repository), *([compare] if compare else [])]
         with LiveLoads(names, loads, settings) as live:

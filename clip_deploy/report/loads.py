@@ -52,7 +52,7 @@ def headline(report: BenchReport) -> str:
     if p50 is None or p99 is None:
         return "There were no answers."
     most = f"{rate(best.throughput.median)} {things} per second at {best.load}"
-    sooner = f"half of them within {milliseconds(p50.median)} ms, 99 % within {milliseconds(p99.median)} ms"
+    sooner = f"half of them within {milliseconds(p50.median)} ms, 99\N{NO-BREAK SPACE}% within {milliseconds(p99.median)} ms"
     prefix = "Every load was beyond this server; at most " if report.overloaded else ""
     return f"{prefix}{most}: {sooner}."
 
@@ -66,7 +66,7 @@ def remarks(result: LoadResult) -> list[str]:
         queue = max(run.backlog[-1] for run in result.repeats if run.backlog)
         found.append(f"overload: arrivals outran the answers, up to {queue:,} requests waited")
     if result.held_back:
-        found.append("the server's queue was long enough; more requests waited at the client")
+        found.append("not all of them were sent at once: the others waited at the client")
     found += [f"{count:,} × {message}" for message, count in result.errors.items()]
     missing = result.total("sent") - result.total("answered") - sum(result.errors.values())
     if missing:
@@ -81,7 +81,7 @@ def remarks(result: LoadResult) -> list[str]:
 def table(report: BenchReport) -> RenderableType:
     """The whole report: facts, the headline, a row per load, remarks."""
     return Group(
-        _facts(report), Text(f"\n{headline(report)}\n", "bold"), _rows(report), *_remarks(report)
+        _facts(report), Text(f"\n{headline(report)}", "bold"), _rows(report), *_remarks(report)
     )
 
 
@@ -118,23 +118,31 @@ def _facts(report: BenchReport) -> Table:
         Text("measured", "dim"),
         Text(
             f"{settings.repeats} × {settings.duration_s:g} s after {settings.warmup_s:g} s of warm-up, "
-            f"{settings.inputs} {settings.pictures}"
+            f"{settings.inputs} {settings.inputs_are}"
         ),
     )
+    if (memory := most_memory(report)) is not None:
+        grid.add_row(Text("memory", "dim"), Text(f"{memory:,.0f} MiB of the server, at most"))
     return grid
 
 
+def most_memory(report: BenchReport) -> float | None:
+    """MiB; None for a server that is not ours."""
+    found = [run.server_memory_mb for result in report.loads for run in result.repeats]
+    return max((each for each in found if each is not None), default=None)
+
+
 def _head(*columns: str) -> Table:
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=(0, 1))
+    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim", padding=0)
     for i, column in enumerate(columns):
-        rows.add_column(column, justify="right" if i else "left", no_wrap=True)
+        rows.add_column(column, justify="right" if i else "left", no_wrap=i != 1)
     return rows
 
 
 def _rows(report: BenchReport) -> Table:
     rows = _head(
         *("load", "answers/s", "p50 ms", "p90", "p99", "p99.9"),
-        *("queue", "model", "batch", "cores", "MB"),
+        *("queue", "model", "batch", "cores"),
     )
     for result in report.loads:
         style = "red" if result.total("wrong") else "yellow" if remarks(result) else ""
@@ -145,7 +153,7 @@ def _rows(report: BenchReport) -> Table:
 def cells(result: LoadResult) -> list[str]:
     """The figures of one load, in the order of the table's columns."""
     latencies = [result.latency(name) for name in ("p50_s", "p90_s", "p99_s", "p999_s")]
-    server = [result.spread("server_cores"), result.spread("server_memory_mb")]
+    cores = result.spread("server_cores")
     return [
         str(result.load),
         spread(result.throughput, rate),
@@ -153,8 +161,7 @@ def cells(result: LoadResult) -> list[str]:
         _median(result, "queue_s"),
         _median(result, "compute_s"),
         f"{result.mean_batch:.1f}",
-        f"{server[0].median:.2f}" if server[0] else UNKNOWN,
-        f"{server[1].median:,.0f}" if server[1] else UNKNOWN,
+        f"{cores.median:.2f}" if cores else UNKNOWN,
     ]
 
 
