@@ -102,6 +102,11 @@ class Outcome:
         """Everything of the final rounds, the default first."""
         return (self.default, *self.contenders)
 
+    @property
+    def searched(self) -> tuple[Trial, ...]:
+        """The trials of the search alone."""
+        return tuple(trial for trial in self.trials if trial.phase is Phase.SEARCH)
+
 
 def planned_trials(space: Space) -> int:
     """As many as make a third of the space with the final rounds, but 8 at least and 60 at most."""
