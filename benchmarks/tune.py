@@ -31,7 +31,7 @@ from clip_deploy.servers import LAUNCHERS, ServerOptions
 from clip_deploy.spec import EncoderSpec, ServingSpec, Tower
 from clip_deploy.tune.report import ConfigFile
 from clip_deploy.tune.search import Unservable, planned_trials, search
-from clip_deploy.tune.serving import TunedModel
+from clip_deploy.tune.serving import TunedModel, server_arguments
 from clip_deploy.tune.space import Settings
 from clip_deploy.tune.trials import Goal, Phase, Study, Trial, fault
 
@@ -146,7 +146,7 @@ def main() -> int:
         found = repositories.read(args.repository or _rendered(keep))
         name = Tower(args.tower).model_name
         alone = replace(found, models=tuple(m for m in found.models if m.name == name))
-        options = ServerOptions(arguments=("--model-control-mode=explicit", f"--load-model={name}"))
+        options = ServerOptions(arguments=server_arguments(name))
         handle = stack.enter_context(LAUNCHERS["embedded"].start(alone, options, print))
         before = ConfigFile.read(alone)
         served = TunedModel(

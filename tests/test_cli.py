@@ -42,7 +42,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "lint",
             "serve",
             "smoke-test",
+<<<<<<< HEAD
             "tune",
+=======
+            "bench",
+>>>>>>> bench
             "doctor",
         ),
         *("server", "server install"),
@@ -158,6 +162,11 @@ def test_a_build_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureF
         (["serve", "nowhere"], 2, "there is no model repository at nowhere"),
         (["serve", ".", "--launcher", "podman"], 2, "launcher 'podman' is unknown"),
         (["smoke-test"], 2, "nothing to test"),
+        (["bench"], 2, "nothing to measure"),
+        (["bench", "nowhere"], 2, "there is no model repository at nowhere"),
+        (["bench", "m", "--concurrency", "1.5"], 2, "--concurrency '1.5'"),
+        (["bench", "m", "--rate", "0"], 2, "a load of 0/s"),
+        (["bench", "--url", "h:1", "--compare", "b"], 2, "--compare with --url"),
         (["smoke-test", "nowhere"], 2, "there is no model repository at nowhere"),
         (["smoke-test", "--url", "localhost"], 2, "'localhost' is no gRPC address"),
         (["export", "ViT-B-32", "--tower", "audio"], 2, "tower 'audio' is unknown"),

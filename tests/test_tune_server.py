@@ -11,14 +11,17 @@ import pytest
 
 from clip_deploy import repository as repositories
 from clip_deploy.bench.figures import Load
+from clip_deploy.bench.subject import bench_subject
 from clip_deploy.cli import main
-from clip_deploy.client import Connection
+from clip_deploy.client import Connection, TritonInferenceClient
 from clip_deploy.errors import ServerError
 from clip_deploy.servers import LAUNCHERS, ServerOptions
+from clip_deploy.smoke.subject import targets_of
 from clip_deploy.spec import Tower
+from clip_deploy.tune.config import difference
 from clip_deploy.tune.report import ConfigFile
 from clip_deploy.tune.search import Unservable
-from clip_deploy.tune.serving import TunedModel
+from clip_deploy.tune.serving import TunedModel, server_arguments
 from clip_deploy.tune.space import Settings
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'clip-deploy[tune]'")
@@ -43,8 +46,7 @@ def repository(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def server(repository: Path):
-    arguments = ("--model-control-mode=explicit", f"--load-model={NAME}")
-    options = ServerOptions(timeout_s=120, arguments=arguments)
+    options = ServerOptions(timeout_s=120, arguments=server_arguments(NAME))
     with LAUNCHERS["embedded"].start(repositories.read(repository), options) as handle:
         yield handle
 
@@ -95,30 +97,30 @@ def test_a_server_that_may_not_load_says_so(tiny_server):
 def test_what_was_found_is_written_and_serves_right_answers(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    mine = tmp_path / "models"
+    mine, page = tmp_path / "models", tmp_path / "page.html"
     shutil.copytree(repository, mine)
+    before = ConfigFile.read(repositories.read(mine))
     arguments = [
         *("tune", str(mine), "--p99-ms", "1500", "--concurrency", "4", "--duration", "0.3"),
-        *("--trials", "2", "--study", str(tmp_path / "s.jsonl"), "--json", "-"),
+        *("--trials", "2", "--study", str(tmp_path / "s.jsonl"), "--apply"),
+        *("--json", "-", "--html", str(page)),
     ]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out)
-    assert not report["applied"]
+    after = ConfigFile.read(repositories.read(mine))
+    assert report["applied"]
+    assert Settings.of(after.config).to_json() == report["winner"]["settings"]
+    assert report["difference"] == difference(before.text, after.text, f"{NAME}/config.pbtxt")
     assert f"-  max_queue_delay_microseconds: {SLOW}" in report["difference"]
-    assert (
-        ConfigFile.read(repositories.read(mine)).text
-        == ConfigFile.read(repositories.read(repository)).text
-    )
+    assert report["winner"]["gain"] > 1.5
+    assert NAME in page.read_text("utf-8")
 
-    assert main([*arguments, "--apply", "--html", str(tmp_path / "page.html")]) == 0
-    applied = json.loads(capsys.readouterr().out)
-    assert applied["trials"] == report["trials"]  # nothing was measured twice
-    written = Settings.of(ConfigFile.read(repositories.read(mine)).config)
-    assert written.to_json() == report["winner"]["settings"]
-    assert "clip_image_encoder" in (tmp_path / "page.html").read_text("utf-8")
     assert main(["lint", str(mine)]) == 0
-    assert main(["smoke-test", str(mine), "--concurrency", "8"]) == 0
-    capsys.readouterr()
-
-    assert main(arguments) == 2  # its study was of the config before
-    assert "study of another config" in capsys.readouterr().err
+    found = repositories.read(mine)
+    with (
+        LAUNCHERS["embedded"].start(found, ServerOptions(timeout_s=120)) as handle,
+        TritonInferenceClient(handle.grpc) as client,
+    ):
+        (target,) = targets_of(client, found)
+        assert target.served.max_batch == after.config.max_batch_size
+        bench_subject(client, target)  # raises where an answer is not torch's

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from clip_deploy.compare import agreement
 from clip_deploy.errors import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from numpy.typing import NDArray
 
@@ -163,7 +163,7 @@ async def closed_loop(call: Caller, users: int) -> None:
             if not await call(ledger.open(ledger.clock())):
                 await asyncio.sleep(_PAUSE_S)
 
-    await _all([asyncio.ensure_future(user()) for _ in range(users)])
+    await together(*(user() for _ in range(users)))
 
 
 async def open_loop(call: Caller, arrivals_s: NDArray[np.float64], most_in_flight: int) -> bool:
@@ -220,15 +220,18 @@ def poisson(rate: float, seconds: float, seed: int) -> NDArray[np.float64]:
     return np.asarray(times[times < seconds])
 
 
-async def cancelled(tasks: set[asyncio.Task[None]]) -> None:
+async def together(*works: Coroutine[Any, Any, Any]) -> list[Any]:
+    """The results of all; the first failure ends the others."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        await cancelled(tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """End tasks that are still running, and wait until they have."""
+    tasks = list(tasks)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _all(tasks: list[asyncio.Task[None]]) -> None:
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await cancelled(set(tasks))

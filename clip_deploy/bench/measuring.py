@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from clip_deploy.bench.counting import Requests, Served, each_second
 from clip_deploy.bench.figures import Run
-from clip_deploy.bench.load import Caller, Judge, Ledger, Window, closed_loop, open_loop, poisson
+from clip_deploy.bench.load import (
+    Caller,
+    Judge,
+    Ledger,
+    Window,
+    closed_loop,
+    open_loop,
+    poisson,
+    together,
+)
 from clip_deploy.bench.watching import show_progress, watch
 from clip_deploy.client import Connection
 from clip_deploy.client.prepared import PreparedSender
@@ -17,8 +26,6 @@ from clip_deploy.errors import ConfigError
 from clip_deploy.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from clip_deploy.bench.figures import Load
     from clip_deploy.bench.process import ServerProcess
     from clip_deploy.bench.subject import BenchSubject
@@ -94,7 +101,7 @@ class _Measurement:
             clock = _clock()
             ledger = Ledger(Judge(subject.expected, subject.target.limits), window, clock)
             call = Caller(send, ledger, len(subject.requests))
-            held_back, counters, *_ = await _together(
+            held_back, counters, *_ = await together(
                 self._put(call, window, seed),
                 self._count(ledger),
                 watch(ledger, self._process, subject.url, first_s),
@@ -140,17 +147,6 @@ def _clock() -> Any:
     """Seconds since now."""
     zero = time.monotonic()
     return lambda: time.monotonic() - zero
-
-
-async def _together(*works: Coroutine[Any, Any, Any]) -> list[Any]:
-    """The results of all; the first failure ends the others."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _run(

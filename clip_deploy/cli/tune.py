@@ -176,8 +176,9 @@ def _server(
         return
     from clip_deploy.cli.serving import served
     from clip_deploy.servers import ServerOptions
+    from clip_deploy.tune.serving import server_arguments
 
-    arguments = ("--model-control-mode=explicit", f"--load-model={repository.models[0].name}")
+    arguments = server_arguments(repository.models[0].name)
     options = ServerOptions(timeout_s=timeout_s, log=log, arguments=arguments)
     with contextlib.ExitStack() as stack:
         with Steps() as steps:

@@ -114,7 +114,7 @@ class Connection:
 
         Args:
             model: its name.
-            config: JSON that takes the place of its config.pbtxt until the next load; None takes the file.
+            config: JSON that takes the place of its config.pbtxt; None takes the file, if it changed since it was read.
             timeout_s: how long loading may take.
 
         Raises:

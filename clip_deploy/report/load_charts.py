@@ -283,6 +283,7 @@ def _panels(
 
 def _caption(panel: Axes, text: str) -> None:
     panel.set_title(text, fontsize=9, fontweight="normal")
+    panel.tick_params(labelbottom=True)  # also above a place that is left empty
 
 
 def _bars(axes: Axes, results: Sequence[LoadResult]) -> list[int]:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from clip_deploy.bench.reports import BenchReport, Comparison, LoadResult, Spread
 
 UNKNOWN = "–"
+_HOW_TO_READ = (
+    "B ÷ A, repeat by repeat (least–greatest): answers/s above 1 and latencies below 1 speak for B."
+)
 # From here on the load generator may be what is measured.
 _BUSY_CLIENT = 0.8
 
@@ -52,9 +55,22 @@ def headline(report: BenchReport) -> str:
     if p50 is None or p99 is None:
         return "There were no answers."
     most = f"{rate(best.throughput.median)} {things} per second at {best.load}"
-    sooner = f"half of them within {milliseconds(p50.median)} ms, 99\N{NO-BREAK SPACE}% within {milliseconds(p99.median)} ms"
+    half, nearly_all = milliseconds(p50.median), milliseconds(p99.median)
+    sooner = f"half of them within {half} ms, 99\N{NO-BREAK SPACE}% within {nearly_all} ms"
     prefix = "Every load was beyond this server; at most " if report.overloaded else ""
     return f"{prefix}{most}: {sooner}."
+
+
+def verdict(found: Comparison) -> str:
+    """The one sentence that says which of two is faster, at the load that A carries best."""
+    load = found.a.best.load
+    ratios = next(each for each in found.ratios if each.load == load)
+    if ratios.throughput is None:
+        return f"There is no comparison at {load}: one of the two had no answers."
+    figure = f"at {load}: B ÷ A is {spread(ratios.throughput, ratio)}"
+    if ratios.throughput.least <= 1 <= ratios.throughput.greatest:
+        return f"No difference in throughput that the repeats agree on, {figure}."
+    return f"B is {'faster' if ratios.throughput.median > 1 else 'slower'} than A, {figure}."
 
 
 def remarks(result: LoadResult) -> list[str]:
@@ -90,7 +106,9 @@ def comparison(found: Comparison, names: Sequence[str]) -> RenderableType:
     parts: list[RenderableType] = []
     for letter, name, report in zip("AB", names, (found.a, found.b)):
         parts += [Text(f"\n{letter}  {name}", "bold cyan"), table(report)]
-    return Group(*parts, Text("\nB ÷ A, repeat by repeat (least–greatest)", "bold"), _ratios(found))
+    return Group(
+        *parts, Text(f"\n{verdict(found)}", "bold"), _ratios(found), Text(_HOW_TO_READ, "dim")
+    )
 
 
 def _ratios(found: Comparison) -> Table:

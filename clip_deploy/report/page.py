@@ -16,6 +16,7 @@ from clip_deploy.report.loads import (
     ratio,
     remarks,
     spread,
+    verdict,
 )
 from clip_deploy.resources import templates_dir
 
@@ -31,7 +32,9 @@ _PERCENTILES = ("p50_s", "p90_s", "p99_s", "p999_s")
 def page(report: BenchReport) -> str:
     """The page of one served model."""
     title = f"{report.subject['model']} under load"
-    return filled("bench.html.j2", title=title, ratios=None, sides=[_side("", report)], charts=[])
+    return filled(
+        "bench.html.j2", title=title, verdict="", ratios=[], sides=[_side("", report)], charts=[]
+    )
 
 
 def comparison_page(found: Comparison, names: Sequence[str]) -> str:
@@ -39,6 +42,7 @@ def comparison_page(found: Comparison, names: Sequence[str]) -> str:
     return filled(
         "bench.html.j2",
         title=f"{found.a.subject['model']} under load, compared",
+        verdict=verdict(found),
         ratios=[
             (str(each.load), *(spread(f, ratio) for f in (each.throughput, each.p50, each.p99)))
             for each in found.ratios
@@ -68,7 +72,8 @@ def filled(template: str, **values: Any) -> str:
 
 def _side(name: str, report: BenchReport) -> dict[str, Any]:
     """Everything that the template says of one model."""
-    settings, memory = report.settings, most_memory(report)
+    settings, most_mb = report.settings, most_memory(report)
+    memory = f"{most_mb:,.0f} MiB at most" if most_mb is not None else ""
     return {
         "name": name,
         "headline": headline(report),
@@ -80,10 +85,9 @@ def _side(name: str, report: BenchReport) -> dict[str, Any]:
             _run(i, run) for result in report.loads for i, run in enumerate(result.repeats, 1)
         ],
         "subject": report.subject,
-        "machine": report.machine,
+        "machine": {**report.machine, **({"server memory": memory} if memory else {})},
         "measured": f"{settings.repeats} × {settings.duration_s:g} s after {settings.warmup_s:g} s of warm-up, "
         f"with {settings.inputs} {settings.inputs_are}",
-        "memory": f"{memory:,.0f} MiB at most" if memory is not None else "",
         "latency_chart": charts.latency_against_throughput(report),
         "time_chart": charts.where_time_goes(report),
         "batches_chart": charts.batches(report),

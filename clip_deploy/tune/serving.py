@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     from clip_deploy.tune.trials import Goal
 
 
+def server_arguments(model: str) -> tuple[str, ...]:
+    """tritonserver's options for a server whose model may be loaded again with other settings.
+
+    A load that failed keeps this Triton from ending for its whole exit timeout, 30 s by default.
+    """
+    return ("--model-control-mode=explicit", f"--load-model={model}", "--exit-timeout-secs=5")
+
+
 @dataclass(slots=True)
 class TunedModel:
     """One model of a server in explicit control mode; calling it with settings and a load measures them.
@@ -129,13 +137,16 @@ class TunedModel:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Give the model its own config.pbtxt back at the end, however that comes; a server of ours ends anyway."""
+        """Give the model its own config back at the end, however that comes; a server of ours ends anyway.
+
+        Triton would keep an override if it were asked to load the model from its unchanged file.
+        """
         try:
             yield
         finally:
             if self.handle is None:
                 with TritonInferenceClient(self.url) as client:
-                    client.connection.load(self.name)
+                    client.connection.load(self.name, as_json(self.written))
 
     def _serve(self, client: TritonInferenceClient, settings: Settings) -> None:
         if self._served == settings:
