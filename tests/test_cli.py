@@ -42,11 +42,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "lint",
             "serve",
             "smoke-test",
-<<<<<<< HEAD
-            "tune",
-=======
             "bench",
->>>>>>> bench
+            "tune",
             "doctor",
         ),
         *("server", "server install"),
