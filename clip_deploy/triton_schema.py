@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import json_format, text_format
+
 _NAME = "tritonclient.grpc.model_config_pb2"
 
 
@@ -46,3 +48,13 @@ def enum_name(kind: Any, number: int) -> str:
         return str(kind.Name(number))
     except ValueError:
         return str(number)
+
+
+def as_json(config: Any) -> str:
+    """A config as Triton's load API takes it, with the names of config.pbtxt."""
+    return str(json_format.MessageToJson(config, preserving_proto_field_name=True))
+
+
+def as_text(message: Any) -> str:
+    """The inside of a message as config.pbtxt writes it."""
+    return str(text_format.MessageToString(message, as_utf8=True))

@@ -24,6 +24,7 @@ LAYERS = (
     {"report", "doctor", "inspection"},
     {"smoke"},
     {"bench"},
+    {"tune"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -59,7 +60,8 @@ HOMES = {
     "grpc": {"client"},
     "psutil": {"bench"},
     "matplotlib": {"report"},
-    "google": {"repository", "lint"},
+    "google": {"repository", "lint", "triton_schema"},
+    "optuna": {"tune"},
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},

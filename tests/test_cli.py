@@ -43,6 +43,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "serve",
             "smoke-test",
             "bench",
+            "tune",
             "doctor",
         ),
         *("server", "server install"),

@@ -16,6 +16,7 @@ from clip_deploy.cli.output import complain
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
 from clip_deploy.cli.smoke import smoke_test
+from clip_deploy.cli.tune import tune
 from clip_deploy.errors import ClipDeployError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench. Exit codes: 2 asked wrongly, 3 something is missing, "
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -49,7 +50,10 @@ def _app(
     """An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server."""
 
 
-for command in (export, build_trt, render_config, lint, serve, smoke_test, bench, inspect, doctor):
+for command in (
+    *(export, build_trt, render_config, lint, serve, smoke_test),
+    *(bench, tune, inspect, doctor),
+):
     app.command()(command)
 app.add_typer(server, name="server")
 

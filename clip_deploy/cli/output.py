@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 def complain(error: ClipDeployError) -> None:
     """The two lines of a failure: what, and how to fix it."""
     console = _console(stderr=True)
-    console.print(f"[bold red]error:[/] {_plain(str(error))}", soft_wrap=True, highlight=False)
-    console.print(f"[bold]fix:[/] {_plain(error.remedy)}", soft_wrap=True, highlight=False)
+    console.print(f"[bold red]error:[/] {escaped(str(error))}", soft_wrap=True, highlight=False)
+    console.print(f"[bold]fix:[/] {escaped(error.remedy)}", soft_wrap=True, highlight=False)
 
 
 def warn(note: str) -> None:
     """One line that is not a failure, and should be read."""
     _console(stderr=True).print(
-        f"[bold yellow]warning:[/] {_plain(note)}", soft_wrap=True, highlight=False
+        f"[bold yellow]warning:[/] {escaped(note)}", soft_wrap=True, highlight=False
     )
 
 
 def say(text: str) -> None:
     """One line for a person, beside the result."""
-    _console(stderr=True).print(_plain(text), soft_wrap=True, highlight=False)
+    _console(stderr=True).print(escaped(text), soft_wrap=True, highlight=False)
 
 
 def show(result: RenderableType, *, beside: Path | None = None) -> None:
@@ -93,7 +93,7 @@ class Steps:
         self._close("[green]✓[/]")
         self._step, self._began = step, time.monotonic()
         if self._console.is_terminal:
-            self._status = self._console.status(_plain(step))
+            self._status = self._console.status(escaped(step))
             self._status.start()
 
     def __exit__(
@@ -111,7 +111,7 @@ class Steps:
         if self._step:
             seconds = time.monotonic() - self._began
             self._console.print(
-                f"{mark} {_plain(self._step)} [dim]{seconds:.1f} s[/]",
+                f"{mark} {escaped(self._step)} [dim]{seconds:.1f} s[/]",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -124,7 +124,8 @@ def _console(*, stderr: bool) -> Console:
     return Console(stderr=stderr)
 
 
-def _plain(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text that rich prints as it is."""
     from rich.markup import escape
 
     return escape(text)

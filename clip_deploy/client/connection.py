@@ -109,6 +109,20 @@ class Connection:
         with self._translated("the server"):
             return bool(self._client.is_server_live(client_timeout=self.timeout_s))
 
+    def load(self, model: str, config: str | None = None, *, timeout_s: float = 300.0) -> None:
+        """Load a model, or load it again, and wait for it; needs a server in explicit control mode.
+
+        Args:
+            model: its name.
+            config: JSON that takes the place of its config.pbtxt; None takes the file, if it changed since it was read.
+            timeout_s: how long loading may take.
+
+        Raises:
+            ServerError: the server refuses it; what was loaded before stays.
+        """
+        with self._translated(f"loading {model}", timeout_s):
+            self._client.load_model(model, config=config, client_timeout=timeout_s)
+
     def infer(
         self,
         model: str,
@@ -142,12 +156,16 @@ class Connection:
         return np.asarray(array)
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
         try:
             yield
         except InferenceServerException as error:
             raise translated(
-                what, self.url, self.timeout_s, str(error.status() or ""), error.message()
+                what,
+                self.url,
+                timeout_s or self.timeout_s,
+                str(error.status() or ""),
+                error.message(),
             ) from error
 
 
