@@ -24,6 +24,7 @@ LAYERS = (
     {"report", "doctor", "inspection"},
     {"smoke"},
     {"bench"},
+    {"capacity"},
     {"cli"},
 )
 STANDARD_ONLY = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clip_deploy import __version__
+from clip_deploy.cli.capacity import capacity
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
@@ -48,7 +49,17 @@ def _app(
     """An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server."""
 
 
-for command in (export, build_trt, render_config, lint, serve, smoke_test, inspect, doctor):
+for command in (
+    export,
+    build_trt,
+    render_config,
+    lint,
+    serve,
+    smoke_test,
+    capacity,
+    inspect,
+    doctor,
+):
     app.command()(command)
 app.add_typer(server, name="server")
 
