@@ -42,6 +42,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "lint",
             "serve",
             "smoke-test",
+            "capacity",
             "doctor",
         ),
         *("server", "server install"),

@@ -18,7 +18,7 @@ PAGES = sorted(
 )
 COMMANDS = (
     *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
-    *("smoke-test", "inspect", "doctor"),
+    *("smoke-test", "capacity", "inspect", "doctor"),
 )
 
 

@@ -5,9 +5,9 @@ result is held against the embedded server):
 
 - One batcher per model fills one *payload* at a time; instances take payloads from one queue, first come first served.
 - A payload leaves when it is full, when it has a preferred size, or when its oldest request has waited the delay. It
-  keeps growing in the queue until an instance takes it, but the batcher sleeps meanwhile: with a delay it is woken by
-  the first arrival, by one that fills the payload, when an instance takes a payload, or after half a second. So
-  requests that arrive while a batch runs often wait for the *next but one*. Without a delay every arrival wakes it.
+  may still grow until an instance takes it, but with a delay the batcher mostly sleeps meanwhile: until enough came to
+  fill the payload, an instance takes one, or half a second is over. So requests that arrive while a batch runs often
+  wait for the *next but one*. Without a delay every arrival wakes it.
 - At most two payloads per instance wait in the queue. With a queue limit or a timeout there are none: a payload is made
   when an instance is free.
 - When a batch ends, two threads race. Where the batcher is first, the waiting payload still takes all requests that

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +25,7 @@ _SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Box:
     """One server of one model. Where a load needs several, all are alike.
 
@@ -43,7 +42,7 @@ class Box:
     def __post_init__(self) -> None:
         self.curve.seconds(max(1, self.serving.max_batch or 1), np.array([0.5]))
 
-    @cached_property
+    @property
     def capacity(self) -> float:
         """Requests per second when every batch is as large as it can be: beyond it, a queue grows."""
         size = max(1, self.serving.max_batch or 1)
@@ -52,7 +51,7 @@ class Box:
         each_s = self.curve.mean_s(size) + size * self.curve.stolen_s / self.serving.instances
         return self.serving.instances * size / each_s
 
-    @cached_property
+    @property
     def alone_s(self) -> float:
         """The p99 latency of requests that never meet another: no load has less."""
         waits = 1 not in self.serving.preferred_batch_sizes and (self.serving.max_batch or 1) > 1

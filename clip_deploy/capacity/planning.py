@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 # The table of a plan: shares of what one box can do at most.
 LEVELS = (0.5, 0.8, 0.95)
 _SEEDS = 5
-_REQUESTS = 20_000
+_REQUESTS = 10_000
 # The beginning of a simulation, in which queues are still filling.
 _WARMUP = 0.2
-_BISECTIONS = 12
+_BISECTIONS = 10
+# A search looks at less than an answer does.
+_SEARCH_SEEDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,11 @@ def _fewest(box: Box, rate: float, p99_s: float, enough: int, even: bool) -> int
     low, high = ceil(rate / box.capacity) - 1, enough  # too few, and enough
     while high - low > 1:
         middle = (low + high) // 2
-        fits = forecast(box, rate / middle, turns=middle, seeds=2).keeps(p99_s) if middle else False
+        fits = (
+            forecast(box, rate / middle, turns=middle, seeds=_SEARCH_SEEDS).keeps(p99_s)
+            if middle
+            else False
+        )
         low, high = (low, middle) if fits else (middle, high)
     return high
 
@@ -193,7 +199,7 @@ def greatest_rate(box: Box, p99_s: float, *, turns: int = 1) -> float:
     _require_possible(box, p99_s)
 
     def fits(rate: float) -> bool:
-        return forecast(box, rate, turns=turns, seeds=2).keeps(p99_s)
+        return forecast(box, rate, turns=turns, seeds=_SEARCH_SEEDS).keeps(p99_s)
 
     return bisect(fits, 0.0, box.capacity)
 

@@ -249,48 +249,45 @@ def _facts(box: Box, found: Plan | None) -> str:
 
 
 def _levels_table(shares: tuple[float, ...], levels: tuple[Forecast, ...]) -> RenderableType:
-    rows = grid(
-        "load of one box",
-        "requests/s",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "p99 by chance",
-        "p99.9 ms",
-        "batch",
-        "busy",
-    )
+    rows = grid("load", "requests/s", "p50 ms", "p99 ms", "by chance", "p99.9 ms", "batch", "busy")
     for share, each in zip(shares, levels):
         latency = each.latency
-        times = (latency.p50_s, latency.p90_s, latency.p99_s, latency.p999_s)
-        p50, p90, p99, p999 = (f"{seconds * 1e3:.0f}" for seconds in times)
-        chance = f"{each.p99_least_s * 1e3:.0f}–{each.p99_greatest_s * 1e3:.0f}"
+        p50, p99, p999 = (_ms(s) for s in (latency.p50_s, latency.p99_s, latency.p999_s))
+        chance = f"{_ms(each.p99_least_s)}–{_ms(each.p99_greatest_s)}"
         batch, busy = f"{each.mean_batch:.2g}", f"{each.utilisation:.0%}"
-        rows.add_row(
-            f"{share:.0%}", f"{each.load.rate:.4g}", p50, p90, p99, chance, p999, batch, busy
-        )
+        rows.add_row(f"{share:.0%}", f"{each.load.rate:.4g}", p50, p99, chance, p999, batch, busy)
     return rows
 
 
 def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
-    rows = grid(
-        "load", "answers/s", "predicted", "error", "p99 ms", "predicted", "by chance", "error", ""
-    )
+    from clip_deploy.capacity.checking import P99_BAR, THROUGHPUT_BAR
+
+    rows = grid("load", "", "measured", "predicted", "by chance", "error", "")
     for each in comparisons:
         assert each.measured.latency is not None  # check refuses a run without answers
-        least, greatest = each.chance_s
         rows.add_row(
             f"{each.level:.0%}",
+            "answers/s",
             f"{each.measured.throughput:.4g}",
             f"{each.predicted_throughput:.4g}",
+            "",
             f"{each.throughput_error:+.1%}",
-            f"{each.measured.latency.p99_s * 1e3:.0f}",
-            f"{each.predicted.p99_s * 1e3:.0f}",
-            f"{least * 1e3:.0f}–{greatest * 1e3:.0f}",
+            "✓" if abs(each.throughput_error) <= THROUGHPUT_BAR else "✗",
+        )
+        rows.add_row(
+            "",
+            "p99 ms",
+            _ms(each.measured.latency.p99_s),
+            _ms(each.predicted.p99_s),
+            "–".join(_ms(seconds) for seconds in each.chance_s),
             f"{each.p99_error:+.1%}",
-            "✓" if each.holds else "✗",
+            "✓" if abs(each.p99_error) <= P99_BAR else "✗",
         )
     return rows
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
 
 
 def _as_json(
