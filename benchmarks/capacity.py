@@ -19,9 +19,8 @@ from figures import Figure, figure, report
 
 from clip_deploy import repository as repositories
 from clip_deploy.artifacts import exported_models
-from clip_deploy.bench.costs import measure_curve
+from clip_deploy.bench.costs import measure_box
 from clip_deploy.bench.subject import bench_subject
-from clip_deploy.capacity.box import Box, serving_of
 from clip_deploy.capacity.checking import P99_BAR, THROUGHPUT_BAR, check
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.engines import BACKENDS
@@ -70,15 +69,11 @@ def _errors(name: str, models: Path, duration_s: float) -> list[Figure]:
     ):
         (target,) = targets_of(client, found)
         subject = bench_subject(client, target, pid=handle.process.pid)
-        serving = serving_of(client.connection.config(target.name, target.version))
 
-        def curve():
-            return measure_curve(
-                subject, max_batch=8, instances=serving.instances, seconds=duration_s / 2
-            )
+        def measure():
+            return measure_box(subject, seconds=duration_s / 2)
 
-        box = Box(target.name, serving, curve())
-        compared = check(subject, box, curve, duration_s=duration_s, progress=print)
+        compared = check(subject, measure(), measure, duration_s=duration_s, progress=print)
     figures = []
     for each in compared:
         at = f"{name} at {each.level:.0%}"

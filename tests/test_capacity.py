@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clip_deploy.bench.box import Box, read_box, serving_of
 from clip_deploy.bench.curve import BatchCurve, joined
 from clip_deploy.capacity.batcher import simulate, simulate_users
-from clip_deploy.capacity.box import Box, read_box, serving_of
 from clip_deploy.capacity.planning import arrivals, forecast, forecast_users, greatest_rate, plan
 from clip_deploy.cli import main
 from clip_deploy.errors import ConfigError
@@ -206,7 +206,7 @@ def test_settings_are_read_from_a_served_config():
 
 def _file(folder: Path, **changes: object) -> Path:
     path = folder / "bench.json"
-    path.write_text(json.dumps(BOX.to_json() | {"kind": "bench"} | changes))
+    path.write_text(json.dumps({"schema": 1, "kind": "bench", "curve": BOX.to_json()} | changes))
     return path
 
 
@@ -249,12 +249,9 @@ def test_the_command_reports_an_overload_of_fixed_boxes_without_failing(tmp_path
         ({"kind": "smoke"}, "holds no benchmark"),
         ({"schema": 0}, "without a batch-latency curve of this version"),
         ({"curve": None}, "without a batch-latency curve of this version"),
-        ({"subject": {"max_batch": 8}}, "is damaged"),
-        ({"curve": {"times_s": {"1": ["x"]}, "overhead_s": 0, "stolen_s": 0}}, "is damaged"),
-        (
-            {"curve": {"times_s": {"1": [-1]}, "overhead_s": 0, "stolen_s": 0}},
-            "times that cannot be",
-        ),
+        ({"curve": {"serving": {"max_batch": 8}}}, "is damaged"),
+        ({"curve": BOX.to_json() | {"times_s": {"1": ["x"]}}}, "is damaged"),
+        ({"curve": BOX.to_json() | {"times_s": {"1": [-1]}}}, "times that cannot be"),
     ],
 )
 def test_old_foreign_and_damaged_files_are_refused(tmp_path, capsys, changes, message):

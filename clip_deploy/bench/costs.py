@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clip_deploy.bench.box import Box, serving_of
 from clip_deploy.bench.curve import BatchCurve
 from clip_deploy.bench.figures import Load
 from clip_deploy.bench.measuring import measure
@@ -36,6 +37,28 @@ _WARMUP_S = 3.0
 _STATISTICS_S = 5.0
 # A server is saturated when so much of its work was done in full batches.
 _SATURATED = 0.9
+
+
+def measure_box(
+    subject: BenchSubject, *, seconds: float = 40.0, progress: Progress = silent
+) -> Box:
+    """An encoder's settings and its curve, in about so many seconds: what a benchmark keeps for later plans.
+
+    Raises:
+        CheckFailed: an answer under load was wrong.
+        ServerError: there was none.
+    """
+    with Connection(subject.url) as connection:
+        config = connection.config(subject.target.name, subject.target.version)
+    serving = serving_of(config)
+    curve = measure_curve(
+        subject,
+        max_batch=max(1, serving.max_batch or 1),
+        instances=serving.instances,
+        seconds=seconds,
+        progress=progress,
+    )
+    return Box(subject.target.name, serving, curve)
 
 
 def measure_curve(

@@ -10,7 +10,7 @@ import numpy as np
 from clip_deploy.bench.curve import joined
 from clip_deploy.bench.figures import Latency, Load
 from clip_deploy.bench.load import poisson
-from clip_deploy.bench.measuring import measure
+from clip_deploy.bench.measuring import measure as put_load
 from clip_deploy.capacity.batcher import simulate
 from clip_deploy.capacity.planning import LEVELS
 from clip_deploy.errors import CheckFailed
@@ -19,10 +19,9 @@ from clip_deploy.progress import Progress, silent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from clip_deploy.bench.curve import BatchCurve
+    from clip_deploy.bench.box import Box
     from clip_deploy.bench.figures import Run
     from clip_deploy.bench.subject import BenchSubject
-    from clip_deploy.capacity.box import Box
 
 # How far a prediction may be off, as a share of what was measured.
 THROUGHPUT_BAR, P99_BAR = 0.10, 0.20
@@ -80,7 +79,7 @@ class Comparison:
 def check(
     subject: BenchSubject,
     box: Box,
-    measure_curve: Callable[[], BatchCurve],
+    measure: Callable[[], Box],
     *,
     levels: Sequence[float] = LEVELS,
     duration_s: float = 60.0,
@@ -94,7 +93,7 @@ def check(
 
     Args:
         box: with the curve that was measured before; it sets the rates.
-        measure_curve: measures another.
+        measure: measures it again.
 
     Raises:
         CheckFailed: an answer was wrong, or none came.
@@ -102,7 +101,7 @@ def check(
     comparisons, before = [], box.curve
     for level in levels:
         progress(f"measuring at {level:.0%} of {box.capacity:.4g} requests/s")
-        run = measure(
+        run = put_load(
             subject,
             Load(rate=level * box.capacity),
             duration_s=duration_s,
@@ -110,7 +109,7 @@ def check(
             seed=round(level * 100),
         )
         _require_answers(run)
-        after = measure_curve()
+        after = measure().curve
         comparisons.append(compare(level, run, replace(box, curve=joined([before, after]))))
         before = after
     return tuple(comparisons)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from clip_deploy.capacity.box import Box
+    from clip_deploy.bench.box import Box
 
 # The table of a plan: shares of what one box can do at most.
 LEVELS = (0.5, 0.8, 0.95)

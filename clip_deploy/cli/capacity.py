@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from clip_deploy.bench.curve import BatchCurve
+    from clip_deploy.bench.box import Box
     from clip_deploy.bench.subject import BenchSubject
-    from clip_deploy.capacity.box import Box
     from clip_deploy.capacity.checking import Comparison
     from clip_deploy.capacity.planning import Forecast, Plan
     from clip_deploy.progress import Progress
     from clip_deploy.smoke.subject import Target
-    from clip_deploy.spec import ServingSpec
 
 
 def capacity(
@@ -97,7 +95,7 @@ def capacity(
     Triton's dynamic batcher is simulated on measured times of batches. Without --rate and --p99-ms it measures and
     shows what one box does.
     """
-    from clip_deploy.capacity.box import read_box
+    from clip_deploy.bench.box import read_box
     from clip_deploy.capacity.planning import LEVELS, forecast, plan
     from clip_deploy.errors import CheckFailed
 
@@ -108,8 +106,8 @@ def capacity(
             box = read_box(source)
         else:
             assert repository is not None  # one of the two was given
-            with _served(repository, tower, timeout, log, steps) as (subject, serving):
-                box, comparisons = _measured(subject, serving, duration, check, steps)
+            with _served(repository, tower, timeout, log, steps) as subject:
+                box, comparisons = _measured(subject, duration, check, steps)
         changed = box.changed(queue_delay_us=queue_delay, max_batch=max_batch, instances=instances)
         steps("simulating")
         found = None
@@ -170,11 +168,10 @@ def _require_consistent(
 @contextlib.contextmanager
 def _served(
     repository: Path, tower: str | None, timeout_s: float, log: Path | None, progress: Progress
-) -> Iterator[tuple[BenchSubject, ServingSpec]]:
-    """One encoder of a repository on an embedded server, and its settings."""
+) -> Iterator[BenchSubject]:
+    """One encoder of a repository, on an embedded server."""
     from clip_deploy import repository as repositories
     from clip_deploy.bench.subject import bench_subject
-    from clip_deploy.capacity.box import serving_of
     from clip_deploy.client import TritonInferenceClient
     from clip_deploy.servers import LAUNCHERS, ServerOptions
     from clip_deploy.smoke.subject import targets_of
@@ -186,8 +183,7 @@ def _served(
         TritonInferenceClient(handle.grpc) as client,
     ):
         target = _chosen(targets_of(client, found), tower)
-        serving = serving_of(client.connection.config(target.name, target.version))
-        yield bench_subject(client, target, pid=handle.process.pid), serving
+        yield bench_subject(client, target, pid=handle.process.pid)
 
 
 def _chosen(targets: tuple[Target, ...], tower: str | None) -> Target:
@@ -201,26 +197,19 @@ def _chosen(targets: tuple[Target, ...], tower: str | None) -> Target:
 
 
 def _measured(
-    subject: BenchSubject, serving: ServingSpec, duration_s: float, check: bool, progress: Progress
+    subject: BenchSubject, duration_s: float, check: bool, progress: Progress
 ) -> tuple[Box, tuple[Comparison, ...]]:
     """The box that was measured, and how well it predicts where that was asked."""
-    from clip_deploy.bench.costs import measure_curve
-    from clip_deploy.capacity.box import Box
+    from clip_deploy.bench.costs import measure_box
     from clip_deploy.capacity.checking import check as compare_with
 
-    def curve() -> BatchCurve:
-        return measure_curve(
-            subject,
-            max_batch=max(1, serving.max_batch or 1),
-            instances=serving.instances,
-            seconds=duration_s,
-            progress=progress,
-        )
+    def measure() -> Box:
+        return measure_box(subject, seconds=duration_s, progress=progress)
 
-    box = Box(subject.target.name, serving, curve())
+    box = measure()
     if not check:
         return box, ()
-    return box, compare_with(subject, box, curve, duration_s=duration_s, progress=progress)
+    return box, compare_with(subject, box, measure, duration_s=duration_s, progress=progress)
 
 
 def _show(
@@ -293,8 +282,12 @@ def _ms(seconds: float) -> str:
 def _as_json(
     box: Box, found: Plan | None, levels: tuple[Forecast, ...], comparisons: tuple[Comparison, ...]
 ) -> dict[str, Any]:
+    from clip_deploy.bench.box import SCHEMA
+
     return {
-        **box.to_json(),
+        "schema": SCHEMA,
+        "kind": "capacity",
+        "curve": box.to_json(),
         "capacity": box.capacity,
         "plan": found.to_json() if found else None,
         "levels": [level.to_json() for level in levels],

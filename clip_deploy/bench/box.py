@@ -13,11 +13,12 @@ from clip_deploy.errors import ConfigError
 from clip_deploy.spec import ServingSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from clip_deploy.triton_schema import ModelConfig
 
-_SCHEMA = 1
+SCHEMA = 1
 _KINDS = ("bench", "capacity")
 _SETTINGS = (
     *("max_batch", "queue_delay_us", "instances"),
@@ -65,39 +66,35 @@ class Box:
 
     def to_json(self) -> dict[str, Any]:
         settings = {name: getattr(self.serving, name) for name in _SETTINGS}
-        return {
-            "schema": _SCHEMA,
-            "kind": "capacity",
-            "subject": {"model": self.model, **settings},
-            "curve": self.curve.to_json(),
-        }
+        return {"model": self.model, "serving": settings, **self.curve.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Box:
+        settings = {name: data["serving"][name] for name in _SETTINGS}
+        preferred = tuple(settings.pop("preferred_batch_sizes"))
+        serving = ServingSpec(**settings, preferred_batch_sizes=preferred)
+        return cls(str(data["model"]), serving, BatchCurve.from_json(data))
 
 
 def read_box(path: Path) -> Box:
-    """A box from what ``bench --json`` or ``capacity --json`` wrote.
+    """A box from the ``curve`` of what ``bench --json`` or ``capacity --json`` wrote.
 
     Raises:
-        ConfigError: it is another file, or one of another version.
+        ConfigError: it is another file, one of another version, or one without a curve.
     """
-    remedy = "write one with clip-deploy bench REPOSITORY --json FILE, or capacity REPOSITORY --json FILE"
+    remedy = "write one with clip-deploy capacity REPOSITORY --json FILE"
     try:
         data = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}", remedy=remedy) from error
     if not isinstance(data, dict) or data.get("kind") not in _KINDS:
         raise ConfigError(f"{path} holds no benchmark", remedy=remedy)
-    if data.get("schema") != _SCHEMA or not data.get("curve"):
+    if data.get("schema") != SCHEMA or not data.get("curve"):
         raise ConfigError(
             f"{path} holds a benchmark without a batch-latency curve of this version", remedy=remedy
         )
     try:
-        subject = data["subject"]
-        settings = {name: subject[name] for name in _SETTINGS if name in subject}
-        for name in ("max_batch", "queue_delay_us", "instances"):
-            settings[name] = int(subject[name])
-        settings["preferred_batch_sizes"] = tuple(settings.get("preferred_batch_sizes", ()))
-        curve = BatchCurve.from_json(data["curve"])
-        return Box(str(subject.get("model", path.stem)), ServingSpec(**settings), curve)
+        return Box.from_json(data["curve"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{path} is damaged: {type(error).__name__}: {error}", remedy=remedy
