@@ -10,7 +10,8 @@ import numpy as np
 from clip_deploy.bench.curve import joined
 from clip_deploy.bench.figures import Latency, Load
 from clip_deploy.bench.load import poisson
-from clip_deploy.bench.measuring import measure as put_load
+from clip_deploy.bench.measuring import measure
+from clip_deploy.bench.others import in_quiet
 from clip_deploy.capacity.batcher import simulate
 from clip_deploy.capacity.planning import LEVELS
 from clip_deploy.errors import CheckFailed
@@ -36,7 +37,7 @@ class Comparison:
     """A prediction and what was measured, at one share of a box's capacity.
 
     ``predicted_p99_s`` is the median of simulations that differ in the batches' times alone; ``chance_s`` are the
-    least and the greatest of them.
+    least and the greatest of them. ``others_cores`` is what others took of the machine during the measurement.
     """
 
     level: float
@@ -44,6 +45,7 @@ class Comparison:
     predicted_throughput: float
     predicted: Latency
     chance_s: tuple[float, float]
+    others_cores: float | None = None
 
     @property
     def throughput_error(self) -> float:
@@ -70,6 +72,7 @@ class Comparison:
             "predicted_p90_s": self.predicted.p90_s,
             "predicted_p99_s": self.predicted.p99_s,
             "chance_s": list(self.chance_s),
+            "others_cores": self.others_cores,
             "throughput_error": self.throughput_error,
             "p99_error": self.p99_error,
             "holds": self.holds,
@@ -79,7 +82,7 @@ class Comparison:
 def check(
     subject: BenchSubject,
     box: Box,
-    measure: Callable[[], Box],
+    measure_box: Callable[[], Box],
     *,
     levels: Sequence[float] = LEVELS,
     duration_s: float = 60.0,
@@ -88,12 +91,12 @@ def check(
     """Measure a server at shares of a box's capacity, and compare with what is predicted.
 
     The curve is measured again after each load, and predictions are made from the curves on both sides of it: a
-    machine that slows down in the meantime slows down for both. The arrivals of a load are the same for both, so that
-    chance in them counts on neither side.
+    machine that slows down in the meantime slows down for both. What others on the machine disturb is measured again.
+    The arrivals of a load are the same for both, so that chance in them counts on neither side.
 
     Args:
         box: with the curve that was measured before; it sets the rates.
-        measure: measures it again.
+        measure_box: measures it again.
 
     Raises:
         CheckFailed: an answer was wrong, or none came.
@@ -101,26 +104,31 @@ def check(
     comparisons, before = [], box.curve
     for level in levels:
         progress(f"measuring at {level:.0%} of {box.capacity:.4g} requests/s")
-        run = put_load(
-            subject,
-            Load(rate=level * box.capacity),
-            duration_s=duration_s,
-            warmup_s=_WARMUP_S,
-            seed=round(level * 100),
+        run, others_cores = in_quiet(
+            lambda level=level: _run(subject, level, box, duration_s), subject.pid, progress
         )
-        _require_answers(run)
-        after = measure().curve
-        comparisons.append(compare(level, run, replace(box, curve=joined([before, after]))))
+        again, _ = in_quiet(measure_box, subject.pid, progress)
+        after = again.curve
+        around = replace(box, curve=joined([before, after]))
+        comparisons.append(replace(compare(level, run, around), others_cores=others_cores))
         before = after
     return tuple(comparisons)
 
 
-def _require_answers(run: Run) -> None:
+def _run(subject: BenchSubject, level: float, box: Box, duration_s: float) -> Run:
+    run = measure(
+        subject,
+        Load(rate=level * box.capacity),
+        duration_s=duration_s,
+        warmup_s=_WARMUP_S,
+        seed=round(level * 100),
+    )
     if run.wrong or run.latency is None:
         raise CheckFailed(
             f"{run.wrong} wrong answers of {run.answered} at {run.load}",
             remedy="its speed means nothing; run clip-deploy smoke-test",
         )
+    return run
 
 
 def compare(level: float, run: Run, box: Box) -> Comparison:

@@ -127,7 +127,7 @@ def capacity(
     if not all(comparison.holds for comparison in comparisons):
         raise CheckFailed(
             "a prediction is further off than 10 % of throughput or 20 % of p99",
-            remedy="measure on a machine that does nothing else, and for longer (--duration)",
+            remedy="measure on a machine that does nothing else (column others), and for longer (--duration)",
         )
     if found is not None and not found.holds and replicas is not None:
         say(
@@ -201,12 +201,13 @@ def _measured(
 ) -> tuple[Box, tuple[Comparison, ...]]:
     """The box that was measured, and how well it predicts where that was asked."""
     from clip_deploy.bench.costs import measure_box
+    from clip_deploy.bench.others import in_quiet
     from clip_deploy.capacity.checking import check as compare_with
 
     def measure() -> Box:
         return measure_box(subject, seconds=duration_s, progress=progress)
 
-    box = measure()
+    box, _ = in_quiet(measure, subject.pid, progress)
     if not check:
         return box, ()
     return box, compare_with(subject, box, measure, duration_s=duration_s, progress=progress)
@@ -251,7 +252,7 @@ def _levels_table(shares: tuple[float, ...], levels: tuple[Forecast, ...]) -> Re
 def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
     from clip_deploy.capacity.checking import P99_BAR, THROUGHPUT_BAR
 
-    rows = grid("load", "", "measured", "predicted", "by chance", "error", "")
+    rows = grid("load", "", "measured", "predicted", "by chance", "error", "", "others")
     for each in comparisons:
         assert each.measured.latency is not None  # check refuses a run without answers
         rows.add_row(
@@ -262,6 +263,7 @@ def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
             "",
             f"{each.throughput_error:+.1%}",
             "✓" if abs(each.throughput_error) <= THROUGHPUT_BAR else "✗",
+            "" if each.others_cores is None else f"{each.others_cores:.2f} cores",
         )
         rows.add_row(
             "",
