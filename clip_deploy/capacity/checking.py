@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def check(
     for level in levels:
         progress(f"measuring at {level:.0%} of {box.capacity:.4g} requests/s")
         run, others_cores = in_quiet(
-            lambda level=level: _run(subject, level, box, duration_s), subject.pid, progress
+            partial(_run, subject, level, box, duration_s), subject.pid, progress
         )
         again, _ = in_quiet(measure_box, subject.pid, progress)
         after = again.curve
