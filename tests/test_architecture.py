@@ -24,7 +24,7 @@ LAYERS = (
     {"report", "doctor", "inspection"},
     {"smoke"},
     {"bench"},
-    {"tune"},
+    {"tune", "capacity"},
     {"cli"},
 )
 STANDARD_ONLY = {

@@ -8,6 +8,7 @@ import typer
 
 from clip_deploy import __version__
 from clip_deploy.cli.bench import bench
+from clip_deploy.cli.capacity import capacity
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune. Exit codes: 2 asked wrongly, 3 something is missing, "
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -52,7 +53,7 @@ def _app(
 
 for command in (
     *(export, build_trt, render_config, lint, serve, smoke_test),
-    *(bench, tune, inspect, doctor),
+    *(bench, tune, capacity, inspect, doctor),
 ):
     app.command()(command)
 app.add_typer(server, name="server")
