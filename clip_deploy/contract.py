@@ -10,7 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clip_deploy.errors import ConfigError
-from clip_deploy.spec import Precision, Preprocess, Scoring, TensorSpec, Tokens, Tower
+from clip_deploy.spec import PIXELS, Precision, Preprocess, Scoring, TensorSpec, Tokens, Tower
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +54,11 @@ class Contract:
                 f"an {self.tower.value} encoder without its preprocessing",
                 remedy="export the model again",
             )
+        if self.preprocess and PIXELS[self.preprocess.pixels] != self.input.dtype:
+            raise ConfigError(
+                f"an input of {self.input.dtype} for {self.preprocess.pixels} pixels",
+                remedy="render the model again: nobody could tell who normalises",
+            )
 
     @property
     def embed_dim(self) -> int:
@@ -83,6 +88,7 @@ class Contract:
                 "mean": self.preprocess.mean,
                 "std": self.preprocess.std,
                 "fill_color": self.preprocess.fill_color,
+                "pixels": self.preprocess.pixels,
             }
         if self.tokens:
             values |= {
@@ -221,6 +227,7 @@ class _Parameters:
             resize_mode=self.text("resize_mode"),
             interpolation=self.text("interpolation"),
             fill_color=self.integer("fill_color"),
+            pixels=self.text("pixels"),
         )
 
     def tokens(self) -> Tokens:

@@ -18,6 +18,8 @@ DTYPES: dict[str, str] = {"FP32": "float32", "INT32": "int32", "UINT8": "uint8"}
 
 RESIZE_MODES = ("shortest", "longest", "squash")
 INTERPOLATIONS = ("bicubic", "bilinear")
+# What an image tower reads → the dtype of its input: normalised by the caller, or as decoded and normalised inside.
+PIXELS = {"float32": "FP32", "uint8": "UINT8"}
 
 
 class Tower(str, Enum):
@@ -162,7 +164,8 @@ class Preprocess:
 
     ``size`` is (height, width) in pixels; ``mean`` and ``std`` are per channel (red, green, blue) of values in 0..1.
     ``shortest`` scales the shorter side and crops the centre, ``longest`` scales the longer side and pads with
-    ``fill_color``, ``squash`` ignores the aspect ratio.
+    ``fill_color``, ``squash`` ignores the aspect ratio. ``pixels`` says who normalises: the caller, who then sends
+    ``float32``, or the graph, which then reads ``uint8`` as decoded: a quarter of the bytes.
     """
 
     size: tuple[int, int]
@@ -171,8 +174,13 @@ class Preprocess:
     resize_mode: str
     interpolation: str
     fill_color: int = 0
+    pixels: str = "float32"
 
     def __post_init__(self) -> None:
+        if self.pixels not in PIXELS:
+            raise ConfigError(
+                f"pixels {self.pixels!r} are unknown", remedy=f"use one of {', '.join(PIXELS)}"
+            )
         if self.resize_mode not in RESIZE_MODES:
             raise ConfigError(
                 f"resize mode {self.resize_mode!r} is unknown",
@@ -234,6 +242,7 @@ class EncoderSpec:
         pretrained: an open_clip tag, a checkpoint file or folder, or ``random[:SEED]``; None where ``model`` has them.
         towers: which encoders.
         max_batch: the largest batch the graphs are checked at, and so the largest they may be served at.
+        pixels: what the image tower reads; see ``Preprocess``.
         images: the user's own folder of reference photographs, instead of those that ship with the package.
         calibration_images: more photographs, on which a half-precision export measures the ranges of its values.
     """
@@ -248,6 +257,7 @@ class EncoderSpec:
     interpolation: str | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pixels: str = "float32"
     images: Path | None = None
     calibration_images: Path | None = None
 
@@ -265,6 +275,10 @@ class EncoderSpec:
         if not 1 <= self.max_batch <= 4096:
             raise ConfigError(
                 f"max batch {self.max_batch}", remedy="choose 1 to 4096; 32 suits most deployments"
+            )
+        if self.pixels not in PIXELS:
+            raise ConfigError(
+                f"pixels {self.pixels!r} are unknown", remedy=f"use one of {', '.join(PIXELS)}"
             )
         if not self.towers:
             raise ConfigError("no tower to export", remedy="use --tower image, text or both")

@@ -24,6 +24,7 @@ left, top = round((image.width - size) / 2), round((image.height - size) / 2)
 image = image.crop((left, top, left + size, top + size))
 pixels = ((np.asarray(image, np.float32) / 255 - mean) / std).transpose(2, 0, 1)[None]
 
+# A model exported with --pixels uint8 normalises in its graph; this client, which normalises, is then refused.
 tensor = triton.InferInput("pixel_values", list(pixels.shape), "FP32")
 tensor.set_data_from_numpy(np.ascontiguousarray(pixels))
 with triton.InferenceServerClient(url) as client:

@@ -7,14 +7,24 @@ import json
 import random
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from clip_deploy.errors import InputError
-from clip_deploy.inputs.images import ImageLimits, load, to_pixels
+from clip_deploy.errors import ConfigError, InputError
+from clip_deploy.inputs.images import (
+    DECODES,
+    FAST_MARGIN,
+    FAST_TOLERANCE,
+    ImageLimits,
+    load,
+    normalised,
+    to_pixels,
+)
+from clip_deploy.inputs.photographs import photographs
 from clip_deploy.resources import photographs_dir
 from clip_deploy.spec import Preprocess
 from tests.factories import CLIP_PREPROCESS
@@ -212,3 +222,65 @@ def test_a_thousand_damaged_files_give_a_picture_or_a_refusal_and_nothing_else()
         except InputError:
             continue
         assert np.isfinite(pixels).all()
+
+
+RAW = replace(CLIP_PREPROCESS, pixels="uint8")
+
+
+def test_raw_pixels_are_the_normalised_ones_before_normalising():
+    pictures = photographs(None).paths[:1]
+    raw = to_pixels(pictures, RAW)
+    assert raw.dtype == np.uint8
+    assert raw.nbytes * 4 == to_pixels(pictures, CLIP_PREPROCESS).nbytes
+    assert np.array_equal(normalised(raw[0], RAW), to_pixels(pictures, CLIP_PREPROCESS)[0])
+    assert to_pixels([], RAW).dtype == np.uint8
+
+
+def _mosaic(width: int, height: int, **options) -> bytes:
+    """The package's photographs side by side, at their own size: a large JPEG that is sharp to the pixel."""
+    page = Image.new("RGB", (width, height))
+    tiles = [Image.open(path).convert("RGB") for path in photographs(None).paths]
+    x = y = row = number = 0
+    while y < height:
+        tile = tiles[number % len(tiles)]
+        page.paste(tile, (x, y))
+        x, row, number = x + tile.width, max(row, tile.height), number + 1
+        if x >= width:
+            x, y, row = 0, y + row, 0
+    file = io.BytesIO()
+    page.save(file, "JPEG", quality=92, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "size", [(4000, 3000), (3000, 4000), (1200, 1000), (900, 900), (2000, 1000)]
+)
+@pytest.mark.parametrize("mode", ["shortest", "squash", "longest"])
+def test_fast_decoding_stays_within_its_tolerance(size: tuple[int, int], mode: str):
+    data = _mosaic(*size)
+    preprocess = replace(RAW, resize_mode=mode)
+    exact, fast = (to_pixels([data], preprocess, decode=how)[0].astype(int) for how in DECODES)
+    assert np.abs(fast - exact).max() <= FAST_TOLERANCE
+    assert np.abs(fast - exact).mean() < 0.8
+    if min(size) >= 2 * FAST_MARGIN * 224:
+        assert not np.array_equal(fast, exact), "nothing was saved"
+
+
+@pytest.mark.parametrize("size", [(640, 480), (895, 895), (4000, 800)])
+def test_fast_decoding_leaves_pictures_alone_that_are_not_large_enough(size: tuple[int, int]):
+    data = _mosaic(*size)
+    exact, fast = (to_pixels([data], CLIP_PREPROCESS, decode=how) for how in DECODES)
+    assert np.array_equal(exact, fast)
+
+
+def test_fast_decoding_turns_pictures_upright_and_leaves_other_formats_alone():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = _mosaic(2000, 1000, exif=exif)
+    assert load(turned, least=448).size == (500, 1000)
+    assert load(_png(2000, 1000), least=448).size == (2000, 1000)
+
+
+def test_a_way_to_decode_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="decode 'faster' is unknown"):
+        to_pixels([], CLIP_PREPROCESS, decode="faster")

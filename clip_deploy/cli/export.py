@@ -64,6 +64,13 @@ def export(
     std: Annotated[
         Optional[str], typer.Option(metavar="R,G,B", help="Instead of the weights' own.")
     ] = None,
+    pixels: Annotated[
+        str,
+        typer.Option(
+            metavar="float32|uint8",
+            help="What the image tower reads: normalised by the caller, or as decoded and normalised in the graph, a quarter of the bytes.",
+        ),
+    ] = "float32",
     json_file: JsonFile = None,
 ) -> None:
     """Export both towers to ONNX and hold each against torch.
@@ -95,6 +102,7 @@ def export(
         interpolation=interpolation,
         mean=numbers(mean, "--mean") if mean else None,
         std=numbers(std, "--std") if std else None,
+        pixels=pixels,
         images=images,
     )
     if spec.random_seed() is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from clip_deploy.files import building, digest, digest_json
 from clip_deploy.inputs.photographs import photographs
 from clip_deploy.inputs.texts import TextTokenizer
 from clip_deploy.progress import Progress, silent
-from clip_deploy.spec import TOLERANCES, EncoderSpec, Precision, TensorSpec, Tower
+from clip_deploy.spec import PIXELS, TOLERANCES, EncoderSpec, Precision, TensorSpec, Tower
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,7 +128,7 @@ def _write_tower(job: _Job, tower: Tower, key: str, folder: Path) -> None:
     }
     weights_sha256, scoring = towers.weights_sha256(model), towers.scoring_of(model)
     rival = _counterpart(job, tower, model) if job.spec.precision is Precision.FP16 else None
-    encoder = towers.Encoder(model, tower)
+    encoder = towers.Encoder(model, tower, reading.preprocess)
     del model
     job.progress(f"{tower.value}: asking torch about {len(reading.inputs)} reference inputs")
     outputs = towers.answers(encoder, reading.inputs)
@@ -240,8 +240,9 @@ def _reading(job: _Job, tower: Tower, model: Any, folder: Path) -> _Reading:
     """Prepare the reference inputs by open_clip's own code; writes ``tokenizer.json`` for a text tower."""
     pictures = job.pictures
     if tower is Tower.IMAGE:
-        preprocess = towers.preprocess_of(model)
-        tensor = TensorSpec(tower.input_name, "FP32", (3, *preprocess.size))
+        preprocess = replace(towers.preprocess_of(model), pixels=job.spec.pixels)
+        dtype = PIXELS[preprocess.pixels]
+        tensor = TensorSpec(tower.input_name, dtype, (3, *preprocess.size))
         inputs = reference.pixels(pictures, preprocess)
         return _Reading(tensor, inputs, pictures.names, pictures.captions, preprocess=preprocess)
     tokenizer = loading.load_tokenizer(job.source)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clip_deploy.errors import ExportError, extra
-from clip_deploy.inputs.images import load, to_pixels
+from clip_deploy.inputs.images import load, normalised, to_pixels
 
 with extra("export"):
     from open_clip.transform import PreprocessCfg, image_transform_v2
@@ -31,8 +31,8 @@ HARD_TEXTS = (
 )
 
 
-def pixels(pictures: Photographs, preprocess: Preprocess) -> NDArray[np.float32]:
-    """float32 ``[n, 3, height, width]`` by open_clip's own transform, after the client's was found equal to it.
+def pixels(pictures: Photographs, preprocess: Preprocess) -> NDArray[Any]:
+    """What the model reads, ``[n, 3, height, width]``, after it was found equal to open_clip's own transform.
 
     Raises:
         ExportError: clip-deploy's preprocessing differs from open_clip's on one of the pictures.
@@ -48,8 +48,9 @@ def pixels(pictures: Photographs, preprocess: Preprocess) -> NDArray[np.float32]
     transform = image_transform_v2(config, is_train=False)
     rows = []
     for path in pictures.paths:
-        row = transform(load(path)).numpy()
-        if not np.array_equal(row, to_pixels([path], preprocess)[0]):
+        (row,) = to_pixels([path], preprocess)
+        read = normalised(row, preprocess) if preprocess.pixels == "uint8" else row
+        if not np.array_equal(transform(load(path)).numpy(), read):
             raise ExportError(
                 f"clip-deploy and open_clip prepare {path.name} differently",
                 remedy="report your versions of Pillow, torchvision and open_clip (clip-deploy doctor)",

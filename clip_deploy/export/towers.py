@@ -25,12 +25,16 @@ _UNUSED = {
 class Encoder(nn.Module):
     """An encoder whose output is of unit length; ``forward`` takes what the served model takes.
 
-    Image: pixels, float32 ``[batch, 3, height, width]`` → ``[batch, embed_dim]``.
+    Image: pixels, float32 or uint8 ``[batch, 3, height, width]`` → ``[batch, embed_dim]``.
     Text: token ids, int32 ``[batch, context_length]`` → ``[batch, embed_dim]``.
     """
 
-    def __init__(self, model: Any, tower: Tower) -> None:
+    def __init__(self, model: Any, tower: Tower, preprocess: Preprocess | None = None) -> None:
         super().__init__()
+        self.normalises = preprocess is not None and preprocess.pixels == "uint8"
+        if preprocess is not None and self.normalises:
+            self.register_buffer("mean", torch.tensor(preprocess.mean).reshape(1, 3, 1, 1))
+            self.register_buffer("std", torch.tensor(preprocess.std).reshape(1, 3, 1, 1))
         for name in _UNUSED[tower]:
             if hasattr(model, name):
                 setattr(model, name, None)
@@ -38,6 +42,8 @@ class Encoder(nn.Module):
         self.tower = tower
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.normalises:
+            inputs = (inputs.float() / 255 - self.get_buffer("mean")) / self.get_buffer("std")
         return embed(self.model, self.tower, inputs)
 
     def release(self) -> None:
