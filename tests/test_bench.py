@@ -7,6 +7,7 @@ import io
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from clip_deploy.bench.box import Box, read_box
 from clip_deploy.bench.counting import Requests, Served, each_second
+from clip_deploy.bench.curve import BatchCurve
 from clip_deploy.bench.figures import Latency, Load, Run
 from clip_deploy.bench.load import (
     Caller,
@@ -38,7 +41,7 @@ from clip_deploy.bench.reports import (
 from clip_deploy.bench.watching import watch
 from clip_deploy.errors import ConfigError, ServerError, ServerUnavailable
 from clip_deploy.report.loads import headline, remarks, table, verdict
-from clip_deploy.spec import TOLERANCES, Precision, Tower
+from clip_deploy.spec import TOLERANCES, Precision, ServingSpec, Tower
 
 LIMITS = TOLERANCES[Precision.FP32, Tower.IMAGE]
 EXPECTED = np.eye(4, 16, dtype=np.float32)
@@ -322,8 +325,12 @@ def report(*throughputs: float, name: str = "ViT-B-32", **changes) -> BenchRepor
 
 def test_a_report_survives_its_file(tmp_path: Path):
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps(report(40.0, 42.0, 41.0).to_json()))
-    assert BenchReport.read(path) == report(40.0, 42.0, 41.0)
+    curve = BatchCurve({1: (0.02, 0.03), 8: (0.09,)}, overhead_s=0.001, stolen_s=0.0)
+    box = Box("clip_image_encoder", ServingSpec(max_batch=8, queue_delay_us=5000), curve)
+    for found in (report(40.0, 42.0, 41.0), replace(report(40.0), curve=box)):
+        path.write_text(json.dumps(found.to_json()))
+        assert BenchReport.read(path) == found
+    assert read_box(path) == box, "capacity --from reads what bench --json wrote"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.bench.box import Box
 from clip_deploy.bench.figures import Load, Run
 from clip_deploy.errors import ConfigError
 
@@ -115,7 +116,7 @@ class BenchReport:
         subject: facts about the served model, by name.
         settings: how it was measured.
         loads: the results, in the order in which they were asked for.
-        curve: how long a batch of each size takes, where that was measured.
+        curve: what a plan of more servers needs, where that was measured: ``clip-deploy capacity --from`` reads it.
     """
 
     created: str
@@ -123,7 +124,7 @@ class BenchReport:
     subject: Mapping[str, str]
     settings: Settings
     loads: tuple[LoadResult, ...]
-    curve: Any = None
+    curve: Box | None = None
 
     @property
     def wrong(self) -> int:
@@ -145,7 +146,6 @@ class BenchReport:
             {"load": asdict(result.load), "repeats": [run.to_json() for run in result.repeats]}
             for result in self.loads
         ]
-        curve = self.curve.to_json() if hasattr(self.curve, "to_json") else self.curve
         return {
             "schema": SCHEMA,
             "kind": "bench",
@@ -154,7 +154,7 @@ class BenchReport:
             "subject": dict(self.subject),
             "settings": asdict(self.settings),
             "loads": loads,
-            "curve": curve,
+            "curve": self.curve.to_json() if self.curve else None,
         }
 
     @classmethod
@@ -169,7 +169,7 @@ class BenchReport:
             data["subject"],
             Settings(**data["settings"]),
             loads,
-            data["curve"],
+            Box.from_json(data["curve"]) if data["curve"] else None,
         )
 
     @classmethod

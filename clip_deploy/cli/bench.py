@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _MOST_INPUTS = 256
 _MOST_USERS = 2000
 _USERS = "1,8,32,100"
+# A curve of --duration alone would hold too few batches of each size.
+_CURVE_DURATIONS = 4
 
 
 def bench(
@@ -90,6 +92,14 @@ def bench(
     seed: Annotated[int, typer.Option(help="Of the random moments of --rate.", min=0)] = 0,
     timeout: Timeout = 300.0,
     log: LogFile = None,
+    curve: Annotated[
+        bool,
+        typer.Option(
+            "--curve/--no-curve",
+            help="With --json, also measure what batches of each size cost, for clip-deploy capacity --from; "
+            "it takes four times --duration and a few seconds. Not with --compare.",
+        ),
+    ] = True,
     json_file: JsonFile = None,
     html_file: Annotated[
         Optional[Path],
@@ -126,8 +136,21 @@ def bench(
         names = [str(url or repository), *([compare] if compare else [])]
         with LiveLoads(names, loads, settings) as live:
             reports = benchmark(subjects, loads, settings, show=live)
-    _tell(reports, names, json_file, html_file)
+        try:
+            if curve and json_file and len(reports) == 1 and not reports[0].wrong:
+                reports = [_with_curve(reports[0], subjects[0])]
+        finally:  # whatever becomes of the curve, the loads were measured
+            _tell(reports, names, json_file, html_file)
     _judge(reports)
+
+
+def _with_curve(report: BenchReport, subject: BenchSubject) -> BenchReport:
+    """A report with what its model's batches cost."""
+    from clip_deploy.bench.costs import measure_box
+
+    seconds = _CURVE_DURATIONS * report.settings.duration_s
+    with Steps() as steps:
+        return replace(report, curve=measure_box(subject, seconds=seconds, progress=steps))
 
 
 def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
