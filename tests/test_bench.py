@@ -410,7 +410,7 @@ def _printed(renderable) -> str:
 
 
 def test_the_page_needs_no_network():
-    from clip_deploy.report.page import comparison_page, page
+    from clip_deploy.report.load_page import comparison_page, page
 
     for text in (
         page(report(41.0, 42.0)),
@@ -422,7 +422,7 @@ def test_the_page_needs_no_network():
 
 
 def test_the_page_escapes_what_it_is_told():
-    from clip_deploy.report.page import comparison_page, page
+    from clip_deploy.report.load_page import comparison_page, page
 
     nasty = "<script>alert('$x_1$')</script>"
     found = report(41.0, name=nasty, errors={nasty: 1})
@@ -432,13 +432,13 @@ def test_the_page_escapes_what_it_is_told():
 
 
 def test_wrong_answers_head_the_page():
-    from clip_deploy.report.page import page
+    from clip_deploy.report.load_page import page
 
     assert "2 of 160 answers under load were wrong" in page(report(41.0, wrong=2))
 
 
 def test_a_page_of_nothing_but_overload_has_its_charts():
-    from clip_deploy.report.page import page
+    from clip_deploy.report.load_page import page
 
     found = report(41.0, overloaded=True, backlog=(1, 5))
     assert "Every load was beyond this server" in page(found)

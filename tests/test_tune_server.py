@@ -18,17 +18,19 @@ from clip_deploy.errors import ServerError
 from clip_deploy.servers import LAUNCHERS, ServerOptions
 from clip_deploy.smoke.subject import targets_of
 from clip_deploy.spec import Tower
+from clip_deploy.triton_schema import as_json
 from clip_deploy.tune.config import difference
 from clip_deploy.tune.report import ConfigFile
 from clip_deploy.tune.search import Unservable
 from clip_deploy.tune.serving import TunedModel, server_arguments
 from clip_deploy.tune.space import Settings
+from tests.interrupts import interrupted
 
 pytest.importorskip("optuna", reason="needs optuna: pip install 'clip-deploy[tune]'")
 pytestmark = pytest.mark.server
 
 NAME = Tower.IMAGE.model_name
-SLOW = 200_000  # µs; so long a delay loses to anything, whatever the machine is doing
+SLOW = 100_000  # µs; so long a delay loses to anything, whatever the machine is doing
 FOUR = Load(users=4)
 
 
@@ -95,17 +97,28 @@ def test_a_server_that_may_not_load_says_so(tiny_server):
 
 
 def test_what_was_found_is_written_and_serves_right_answers(
-    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    repository: Path, served: TunedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
+    """Begun, interrupted, and begun again."""
     mine, page = tmp_path / "models", tmp_path / "page.html"
     shutil.copytree(repository, mine)
     before = ConfigFile.read(repositories.read(mine))
+    study = tmp_path / "s.jsonl"
     arguments = [
         *("tune", str(mine), "--p99-ms", "1500", "--concurrency", "4", "--duration", "0.3"),
-        *("--trials", "2", "--study", str(tmp_path / "s.jsonl"), "--apply"),
+        *("--trials", "2", "--study", str(study), "--apply"),
         *("--json", "-", "--html", str(page)),
     ]
+    with interrupted(lambda: study.read_text().count("\n") > 1):
+        assert main(arguments) == 130
+    measured = study.read_text()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "the same command goes on from there" in err
+    assert ConfigFile.read(repositories.read(mine)) == before
+
     assert main(arguments) == 0
+    assert study.read_text().startswith(measured)
     report = json.loads(capsys.readouterr().out)
     after = ConfigFile.read(repositories.read(mine))
     assert report["applied"]
@@ -116,11 +129,8 @@ def test_what_was_found_is_written_and_serves_right_answers(
     assert NAME in page.read_text("utf-8")
 
     assert main(["lint", str(mine)]) == 0
-    found = repositories.read(mine)
-    with (
-        LAUNCHERS["embedded"].start(found, ServerOptions(timeout_s=120)) as handle,
-        TritonInferenceClient(handle.grpc) as client,
-    ):
-        (target,) = targets_of(client, found)
+    with TritonInferenceClient(served.url) as client:
+        client.connection.load(NAME, as_json(after.config))
+        (target,) = targets_of(client, repositories.read(mine))
         assert target.served.max_batch == after.config.max_batch_size
         bench_subject(client, target)  # raises where an answer is not torch's
