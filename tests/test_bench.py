@@ -31,13 +31,13 @@ from clip_deploy.bench.load import (
 )
 from clip_deploy.bench.measuring import measure
 from clip_deploy.bench.reports import (
-    SCHEMA,
     BenchReport,
     Comparison,
     LoadResult,
     Settings,
     Spread,
 )
+from clip_deploy.bench.stored import SCHEMA
 from clip_deploy.bench.watching import watch
 from clip_deploy.errors import ConfigError, ServerError, ServerUnavailable
 from clip_deploy.report.loads import headline, remarks, table, verdict

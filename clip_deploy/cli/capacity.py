@@ -268,7 +268,7 @@ def _ms(seconds: float) -> str:
 def _as_json(
     box: Box, found: Plan | None, levels: tuple[Forecast, ...], comparisons: tuple[Comparison, ...]
 ) -> dict[str, Any]:
-    from clip_deploy.bench.box import SCHEMA
+    from clip_deploy.bench.stored import SCHEMA
 
     return {
         "schema": SCHEMA,
