@@ -147,6 +147,7 @@ def test_a_server_that_dies_under_load_ends_the_benchmark(
             for pid in (subject.pid, None)
         }
         time.sleep(0.5)
+        models = psutil.Process(server.process.pid).children()
         os.kill(server.process.pid, signal.SIGKILL)
         server.process.wait(5)
         for pid, run in runs.items():
@@ -155,6 +156,7 @@ def test_a_server_that_dies_under_load_ends_the_benchmark(
     ours, theirs = map(str, complaints.values())
     assert "ended under load" in ours
     assert "gave no answer" in theirs
+    assert psutil.wait_procs(models, 5)[1] == [], "no process of a model is left behind"
 
 
 def test_an_interrupt_ends_the_benchmark_and_its_server(
