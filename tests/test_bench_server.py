@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -33,7 +34,9 @@ from tests.interrupts import interrupted
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
 
-QUICK = ["--duration", "0.3", "--warmup", "0.1", "--repeats", "2"]
+QUICK = ["--duration", "0.3", "--warmup", "0.1"]
+TWICE = [*QUICK, "--repeats", "2"]
+ONCE = [*QUICK, "--repeats", "1"]
 
 
 def _subject(server: ServerHandle, repository: Path, tower: Tower = Tower.IMAGE) -> BenchSubject:
@@ -53,7 +56,7 @@ def test_a_closed_loop_is_answered_rightly_in_batches(
     tiny_server: ServerHandle, tiny_repository: Path, tower: Tower
 ):
     subject = _subject(tiny_server, tiny_repository, tower)
-    run = measure(subject, Load(users=16), duration_s=1.0, warmup_s=0.3)
+    run = measure(subject, Load(users=16), duration_s=0.7, warmup_s=0.2)
     assert run.answered == run.sent > 0
     assert (run.wrong, run.errors, run.overloaded, run.backlog) == (0, {}, False, ())
     rows = sum(size * count for size, count in run.histogram.items())
@@ -69,8 +72,8 @@ def test_a_closed_loop_is_answered_rightly_in_batches(
 
 
 def test_an_open_loop_sends_at_its_own_rate(subject: BenchSubject):
-    run = measure(subject, Load(rate=60.0), duration_s=1.5, warmup_s=0.2)
-    assert run.sent == pytest.approx(90, rel=0.4)
+    run = measure(subject, Load(rate=80.0), duration_s=1.1, warmup_s=0.1)
+    assert run.sent == pytest.approx(88, rel=0.4)
     assert (run.answered, run.wrong, run.overloaded) == (run.sent, 0, False)
     assert len(run.backlog) == 2
 
@@ -94,7 +97,7 @@ def test_wrong_answers_fail_the_benchmark_after_its_report(
         return replace(found, expected=found.expected[::-1].copy())
 
     monkeypatch.setattr("clip_deploy.bench.subject.bench_subject", permuted)
-    asked = [str(tiny_repository), "--url", tiny_server.grpc, "--concurrency", "2", *QUICK]
+    asked = [str(tiny_repository), "--url", tiny_server.grpc, "--concurrency", "2", *ONCE]
     written = tmp_path / "bench.json"
     assert main(["bench", *asked, "--json", str(written)]) == 7
     assert json.loads(written.read_text())["curve"] is None, "nobody plans with wrong answers"
@@ -165,7 +168,7 @@ def test_an_interrupt_ends_the_benchmark_and_its_server(
     log = tmp_path / "server.log"
     asked = ["--concurrency", "4", "--duration", "60", "--log", str(log)]
     before = psutil.Process().children()
-    with interrupted(lambda: "HTTPService" in log.read_text(), after_s=1.0):
+    with interrupted(lambda: "HTTPService" in log.read_text(), after_s=0.5):
         assert main(["bench", str(tiny_repository), *asked]) == 130
     assert "4 users" not in capsys.readouterr().out
     assert psutil.Process().children() == before, "no server is left behind"
@@ -179,7 +182,7 @@ def test_a_benchmark_reports_to_everybody(
     capsys,
 ):
     monkeypatch.setattr(costs, "_WARMUP_S", 0.3, raising=False)
-    asked = ["--concurrency", "1,4", "--rate", "30", *QUICK, "--html", str(tmp_path / "b.html")]
+    asked = ["--concurrency", "1,4", "--rate", "30", *TWICE, "--html", str(tmp_path / "b.html")]
     written = ["--json", str(tmp_path / "bench.json")]
     url = ["--url", tiny_server.grpc]
     assert main(["bench", str(tiny_repository), *url, *asked, *written]) == 0
@@ -204,7 +207,7 @@ def test_pictures_of_the_users_own_are_held_against_the_model_alone(
     tiny_server: ServerHandle, capsys, tower: str
 ):
     places = ["--url", tiny_server.grpc, "--images", str(photographs_dir()), "--tower", tower]
-    asked = ["--concurrency", "4", *QUICK, "--no-curve", "--json", "-"]
+    asked = ["--concurrency", "4", *ONCE, "--no-curve", "--json", "-"]
     assert main(["bench", *places, *asked]) == 0
     report = BenchReport.from_json(json.loads(capsys.readouterr().out))
     assert report.settings.inputs == 10
@@ -222,10 +225,13 @@ def test_two_repositories_are_measured_in_turn(
     capsys,
 ):
     """One server stands for both."""
-    monkeypatch.setattr("clip_deploy.cli.bench.served", lambda *_: nullcontext(tiny_server))
+    module = importlib.import_module(
+        "clip_deploy.cli.bench"
+    )  # the package has a function of that name
+    monkeypatch.setattr(module, "served", lambda *_: nullcontext(tiny_server))
     places = [str(tiny_repository), "--compare", str(tiny_repository)]
     written = ["--json", str(tmp_path / "c.json")]
-    assert main(["bench", *places, "--concurrency", "4", *QUICK, *written]) == 0
+    assert main(["bench", *places, "--concurrency", "4", *TWICE, *written]) == 0
     out, err = capsys.readouterr()
     order = [line[0] for line in err.splitlines() if "4 users" in line]
     assert order == ["A", "B", "A", "B"]
