@@ -119,7 +119,7 @@ def test_a_model_with_other_weights_is_not_measured_at_all(
 def test_a_rate_beyond_the_server_is_an_overload_with_a_growing_queue(
     subject: BenchSubject, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(measuring, "_OPEN_PATIENCE_S", 1.0)
+    monkeypatch.setattr(measuring, "_OPEN_PATIENCE_S", 0.5)
     monkeypatch.setattr(measuring, "_MOST_IN_FLIGHT", 200)
     run = measure(subject, Load(rate=8000.0), duration_s=1.2, warmup_s=0.2)
     assert run.overloaded

@@ -95,6 +95,8 @@ def test_what_was_found_is_written_and_serves_right_answers(
     mine, page = tmp_path / "models", tmp_path / "page.html"
     shutil.copytree(repository, mine)
     before = ConfigFile.read(repositories.read(mine))
+    with Connection(server.grpc) as connection:
+        connection.load(NAME, as_json(before.config))  # whatever other tests have left there
     study = tmp_path / "s.jsonl"
     arguments = [
         *("--p99-ms", "1500", "--concurrency", "4", "--duration", "0.2"),
