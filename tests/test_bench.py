@@ -7,6 +7,7 @@ import io
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from clip_deploy.bench.box import Box, read_box
 from clip_deploy.bench.counting import Requests, Served, each_second
+from clip_deploy.bench.curve import BatchCurve
 from clip_deploy.bench.figures import Latency, Load, Run
 from clip_deploy.bench.load import (
     Caller,
@@ -28,17 +31,17 @@ from clip_deploy.bench.load import (
 )
 from clip_deploy.bench.measuring import measure
 from clip_deploy.bench.reports import (
-    SCHEMA,
     BenchReport,
     Comparison,
     LoadResult,
     Settings,
     Spread,
 )
+from clip_deploy.bench.stored import SCHEMA
 from clip_deploy.bench.watching import watch
 from clip_deploy.errors import ConfigError, ServerError, ServerUnavailable
 from clip_deploy.report.loads import headline, remarks, table, verdict
-from clip_deploy.spec import TOLERANCES, Precision, Tower
+from clip_deploy.spec import TOLERANCES, Precision, ServingSpec, Tower
 
 LIMITS = TOLERANCES[Precision.FP32, Tower.IMAGE]
 EXPECTED = np.eye(4, 16, dtype=np.float32)
@@ -322,8 +325,12 @@ def report(*throughputs: float, name: str = "ViT-B-32", **changes) -> BenchRepor
 
 def test_a_report_survives_its_file(tmp_path: Path):
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps(report(40.0, 42.0, 41.0).to_json()))
-    assert BenchReport.read(path) == report(40.0, 42.0, 41.0)
+    curve = BatchCurve({1: (0.02, 0.03), 8: (0.09,)}, overhead_s=0.001, stolen_s=0.0)
+    box = Box("clip_image_encoder", ServingSpec(max_batch=8, queue_delay_us=5000), curve)
+    for found in (report(40.0, 42.0, 41.0), replace(report(40.0), curve=box)):
+        path.write_text(json.dumps(found.to_json()))
+        assert BenchReport.read(path) == found
+    assert read_box(path) == box, "capacity --from reads what bench --json wrote"
 
 
 @pytest.mark.parametrize(
@@ -403,7 +410,7 @@ def _printed(renderable) -> str:
 
 
 def test_the_page_needs_no_network():
-    from clip_deploy.report.page import comparison_page, page
+    from clip_deploy.report.load_page import comparison_page, page
 
     for text in (
         page(report(41.0, 42.0)),
@@ -415,7 +422,7 @@ def test_the_page_needs_no_network():
 
 
 def test_the_page_escapes_what_it_is_told():
-    from clip_deploy.report.page import comparison_page, page
+    from clip_deploy.report.load_page import comparison_page, page
 
     nasty = "<script>alert('$x_1$')</script>"
     found = report(41.0, name=nasty, errors={nasty: 1})
@@ -425,13 +432,13 @@ def test_the_page_escapes_what_it_is_told():
 
 
 def test_wrong_answers_head_the_page():
-    from clip_deploy.report.page import page
+    from clip_deploy.report.load_page import page
 
     assert "2 of 160 answers under load were wrong" in page(report(41.0, wrong=2))
 
 
 def test_a_page_of_nothing_but_overload_has_its_charts():
-    from clip_deploy.report.page import page
+    from clip_deploy.report.load_page import page
 
     found = report(41.0, overloaded=True, backlog=(1, 5))
     assert "Every load was beyond this server" in page(found)

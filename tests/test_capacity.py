@@ -246,9 +246,9 @@ def test_the_command_reports_an_overload_of_fixed_boxes_without_failing(tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "smoke"}, "holds no benchmark"),
-        ({"schema": 0}, "without a batch-latency curve of this version"),
-        ({"curve": None}, "without a batch-latency curve of this version"),
+        ({"kind": "smoke"}, "holds a smoke, not a bench or capacity"),
+        ({"schema": 0}, "has schema 0; this version reads 1"),
+        ({"curve": None}, "holds no batch-latency curve"),
         ({"curve": {"serving": {"max_batch": 8}}}, "is damaged"),
         ({"curve": BOX.to_json() | {"times_s": {"1": ["x"]}}}, "is damaged"),
         ({"curve": BOX.to_json() | {"times_s": {"1": [-1]}}}, "times that cannot be"),

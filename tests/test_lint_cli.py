@@ -203,7 +203,7 @@ def test_a_backend_of_ones_own_is_named(tmp_path: Path, capsys):
 # --- commands that lint first ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["serve", "smoke-test"])
+@pytest.mark.parametrize("command", ["serve", "smoke-test", "bench", "capacity"])
 def test_a_server_is_not_started_on_errors(command: str, tmp_path: Path, monkeypatch, capsys):
     """No process is started: tests of this tier may not, and say so."""
     config = merged(CONFIG, f'backend: "python"\n{WRONG}')

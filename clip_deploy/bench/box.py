@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clip_deploy.bench.curve import BatchCurve
+from clip_deploy.bench.stored import read_stored
 from clip_deploy.errors import ConfigError
 from clip_deploy.spec import ServingSpec
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from clip_deploy.triton_schema import ModelConfig
 
-SCHEMA = 1
 _KINDS = ("bench", "capacity")
 _SETTINGS = (
     *("max_batch", "queue_delay_us", "instances"),
@@ -82,23 +81,14 @@ def read_box(path: Path) -> Box:
     Raises:
         ConfigError: it is another file, one of another version, or one without a curve.
     """
-    remedy = "write one with clip-deploy capacity REPOSITORY --json FILE"
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}", remedy=remedy) from error
-    if not isinstance(data, dict) or data.get("kind") not in _KINDS:
-        raise ConfigError(f"{path} holds no benchmark", remedy=remedy)
-    if data.get("schema") != SCHEMA or not data.get("curve"):
-        raise ConfigError(
-            f"{path} holds a benchmark without a batch-latency curve of this version", remedy=remedy
-        )
-    try:
+    remedy = "write one with clip-deploy bench (or capacity) REPOSITORY --json FILE"
+
+    def kept(data: Mapping[str, Any]) -> Box:
+        if not data.get("curve"):
+            raise ConfigError(f"{path} holds no batch-latency curve", remedy=remedy)
         return Box.from_json(data["curve"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is damaged: {type(error).__name__}: {error}", remedy=remedy
-        ) from error
+
+    return read_stored(path, _KINDS, kept, remedy=remedy)
 
 
 def serving_of(config: ModelConfig) -> ServingSpec:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clip_deploy.bench.figures import Latency
+from clip_deploy.client.counters import executions_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,14 +93,9 @@ class Served:
     @classmethod
     def between(cls, before: Any, after: Any) -> Served:
         """From Triton's statistics of one model version at two moments."""
-        earlier = {row.batch_size: row.compute_infer.count for row in before.batch_stats}
-        counts = {
-            row.batch_size: row.compute_infer.count - earlier.get(row.batch_size, 0)
-            for row in after.batch_stats
-        }
         old, new = before.inference_stats, after.inference_stats
         return cls(
-            {size: count for size, count in sorted(counts.items()) if count},
+            executions_between(before, after),
             _mean_s(old.queue, new.queue),
             sum(
                 _mean_s(getattr(old, part), getattr(new, part))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from clip_deploy.bench.box import Box
 from clip_deploy.bench.figures import Load, Run
-from clip_deploy.errors import ConfigError
+from clip_deploy.bench.stored import SCHEMA, read_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ class BenchReport:
         subject: facts about the served model, by name.
         settings: how it was measured.
         loads: the results, in the order in which they were asked for.
-        curve: how long a batch of each size takes, where that was measured.
+        curve: what a plan of more servers needs, where that was measured: ``clip-deploy capacity --from`` reads it.
     """
 
     created: str
@@ -123,7 +121,7 @@ class BenchReport:
     subject: Mapping[str, str]
     settings: Settings
     loads: tuple[LoadResult, ...]
-    curve: Any = None
+    curve: Box | None = None
 
     @property
     def wrong(self) -> int:
@@ -145,7 +143,6 @@ class BenchReport:
             {"load": asdict(result.load), "repeats": [run.to_json() for run in result.repeats]}
             for result in self.loads
         ]
-        curve = self.curve.to_json() if hasattr(self.curve, "to_json") else self.curve
         return {
             "schema": SCHEMA,
             "kind": "bench",
@@ -154,7 +151,7 @@ class BenchReport:
             "subject": dict(self.subject),
             "settings": asdict(self.settings),
             "loads": loads,
-            "curve": curve,
+            "curve": self.curve.to_json() if self.curve else None,
         }
 
     @classmethod
@@ -169,7 +166,7 @@ class BenchReport:
             data["subject"],
             Settings(**data["settings"]),
             loads,
-            data["curve"],
+            Box.from_json(data["curve"]) if data["curve"] else None,
         )
 
     @classmethod
@@ -179,27 +176,8 @@ class BenchReport:
         Raises:
             ConfigError: the file is missing, damaged, of another kind, or of another version.
         """
-        return _read(path, "bench", cls.from_json)
-
-
-def _read(path: Path, kind: str, parse: Callable[[Mapping[str, Any]], BenchReport]) -> BenchReport:
-    again = "run clip-deploy bench --json again"
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", remedy=again) from error
-    if not isinstance(data, dict) or data.get("kind") != kind:
-        found = data.get("kind") if isinstance(data, dict) else None
-        what = f"a {found}, not a {kind}" if found else "no benchmark"
-        raise ConfigError(f"{path} holds {what}", remedy=again)
-    if data.get("schema") != SCHEMA:
-        raise ConfigError(
-            f"{path} has schema {data.get('schema')}; this version reads {SCHEMA}", remedy=again
-        )
-    try:
-        return parse(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path} is damaged: {error!r}", remedy=again) from error
+        again = "run clip-deploy bench --json again"
+        return read_stored(path, ("bench",), cls.from_json, remedy=again)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,14 +83,5 @@ def _alone(
     client: TritonInferenceClient, target: Target, inputs: NDArray[Any]
 ) -> NDArray[np.float32]:
     """Answers to every row in a request of its own."""
-    contract = target.served.contract
-    answers = [
-        client.connection.infer(
-            target.name,
-            {contract.input.name: inputs[i : i + 1]},
-            contract.output.name,
-            version=target.version,
-        )
-        for i in range(len(inputs))
-    ]
+    answers = [target.ask(client.connection, inputs[i : i + 1]) for i in range(len(inputs))]
     return np.concatenate([target.served.checked(answer, 1) for answer in answers])

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from clip_deploy.cli.lint import require_clean, server_target
-from clip_deploy.cli.options import Images, JsonFile, LogFile, Timeout, numbers
+from clip_deploy.cli.options import (
+    Images,
+    JsonFile,
+    Launcher,
+    LogFile,
+    Timeout,
+    TritonRelease,
+    numbers,
+)
 from clip_deploy.cli.output import Steps, show, write, write_json
-from clip_deploy.cli.serving import require_launcher, served
+from clip_deploy.cli.serving import encoder_at, require_either, servable, served
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
 _MOST_INPUTS = 256
 _MOST_USERS = 2000
 _USERS = "1,8,32,100"
+# A curve of --duration alone would hold too few batches of each size.
+_CURVE_DURATIONS = 4
 
 
 def bench(
@@ -80,16 +90,19 @@ def bench(
             help="A second repository, or REV:PATH of one in git: both are measured in turn, with B ÷ A.",
         ),
     ] = None,
-    launcher: Annotated[
-        str,
-        typer.Option(metavar="embedded|container", help="What to start, unless --url names one."),
-    ] = "embedded",
-    triton_release: Annotated[
-        str, typer.Option(metavar="YY.MM", help="The container's release.")
-    ] = "26.05",
+    launcher: Launcher = "embedded",
+    triton_release: TritonRelease = "26.05",
     seed: Annotated[int, typer.Option(help="Of the random moments of --rate.", min=0)] = 0,
     timeout: Timeout = 300.0,
     log: LogFile = None,
+    curve: Annotated[
+        bool,
+        typer.Option(
+            "--curve/--no-curve",
+            help="With --json, also measure what batches of each size cost, for clip-deploy capacity --from; "
+            "it takes four times --duration and a few seconds. Not with --compare.",
+        ),
+    ] = True,
     json_file: JsonFile = None,
     html_file: Annotated[
         Optional[Path],
@@ -113,7 +126,7 @@ def bench(
     loads = _loads(concurrency, rate)
     _require_possible(repository, url, compare)
     if html_file:
-        import clip_deploy.report.page  # noqa: F401  (a missing library is told before the work, not after it)
+        import clip_deploy.report.load_page  # noqa: F401  (a missing library is told before the work, not after it)
     with contextlib.ExitStack() as stack:
         with Steps() as steps:
             find = _Finder(stack, steps, launcher, triton_release, timeout, log, images, tower)
@@ -126,8 +139,21 @@ def bench(
         names = [str(url or repository), *([compare] if compare else [])]
         with LiveLoads(names, loads, settings) as live:
             reports = benchmark(subjects, loads, settings, show=live)
-    _tell(reports, names, json_file, html_file)
+        try:
+            if curve and json_file and len(reports) == 1 and not reports[0].wrong:
+                reports = [_with_curve(reports[0], subjects[0])]
+        finally:  # whatever becomes of the curve, the loads were measured
+            _tell(reports, names, json_file, html_file)
     _judge(reports)
+
+
+def _with_curve(report: BenchReport, subject: BenchSubject) -> BenchReport:
+    """A report with what its model's batches cost."""
+    from clip_deploy.bench.costs import measure_box
+
+    seconds = _CURVE_DURATIONS * report.settings.duration_s
+    with Steps() as steps:
+        return replace(report, curve=measure_box(subject, seconds=seconds, progress=steps))
 
 
 def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
@@ -150,11 +176,7 @@ def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
 def _require_possible(repository: Path | None, url: str | None, compare: str | None) -> None:
     from clip_deploy.errors import ConfigError
 
-    if repository is None and url is None:
-        raise ConfigError(
-            "nothing to measure",
-            remedy="name a model repository, or a running server with --url HOST:PORT",
-        )
+    require_either(repository, url, "measure")
     if compare is not None and url is not None:
         raise ConfigError(
             "--compare with --url: one of the two would run where the other does not",
@@ -177,52 +199,29 @@ class _Finder:
 
     def started(self, path: Path | None) -> BenchSubject:
         """On a server of its own, once the linter finds nothing wrong."""
-        from clip_deploy import repository as repositories
         from clip_deploy.servers import ServerOptions
 
-        assert path is not None  # a repository, or else an address, was given
-        require_launcher(self.launcher)
-        repository = repositories.read(path)
-        require_clean(path, server_target(self.launcher, self.release))
+        repository, _ = servable(path, self.launcher, self.release)
         options = ServerOptions(timeout_s=self.timeout_s, log=self.log, release=self.release)
         handle = self.stack.enter_context(served(self.launcher, repository, options, self.steps))
         # The process of a container is Docker's client, which does none of the work.
         pid = handle.process.pid if self.launcher == "embedded" else None
-        return self._subject(handle.grpc, repository, pid)
+        return self._encoder(handle.grpc, repository, pid)
 
     def running(self, url: str, path: Path | None) -> BenchSubject:
         """On a server that runs already."""
         from clip_deploy import repository as repositories
 
-        return self._subject(url, repositories.read(path) if path else None, None)
+        return self._encoder(url, repositories.read(path) if path else None, None)
 
-    def _subject(
+    def _encoder(
         self, url: str, repository: ModelRepository | None, pid: int | None
     ) -> BenchSubject:
-        from clip_deploy.bench.subject import bench_subject
-        from clip_deploy.client import TritonInferenceClient
-        from clip_deploy.smoke.subject import targets_of
-
-        with TritonInferenceClient(url) as client:
-            target = _chosen(targets_of(client, repository), self.tower)
-            self.steps(f"{target.name}: asking for every input alone")
-            inputs = _own_inputs(target, self.images) if self.images else None
-            return bench_subject(client, target, inputs=inputs, pid=pid)
+        inputs = partial(_own_inputs, self.images) if self.images else None
+        return encoder_at(url, repository, self.tower, self.steps, inputs=inputs, pid=pid)
 
 
-def _chosen(targets: Sequence[Target], tower: str | None) -> Target:
-    from clip_deploy.errors import ConfigError
-
-    found = next((target for target in targets if tower in (None, target.tower.value)), None)
-    if found is None:
-        raise ConfigError(
-            f"there is no {tower} encoder",
-            remedy=f"use --tower {' or '.join(target.tower.value for target in targets)}",
-        )
-    return found
-
-
-def _own_inputs(target: Target, folder: Path) -> NDArray[Any]:
+def _own_inputs(folder: Path, target: Target) -> NDArray[Any]:
     """The user's pictures, or their captions, as the model reads them ``[n, …]``."""
     from clip_deploy.errors import ConfigError
     from clip_deploy.inputs.images import to_pixels
@@ -254,7 +253,7 @@ def _tell(
     show(comparison(both, names) if both else table(reports[0]), beside=beside)
     write_json((both or reports[0]).to_json(), json_file)
     if html is not None:
-        from clip_deploy.report.page import comparison_page, page
+        from clip_deploy.report.load_page import comparison_page, page
 
         write(comparison_page(both, names) if both else page(reports[0]), html)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clip_deploy.cli.options import JsonFile, LogFile, Timeout
-from clip_deploy.cli.output import Steps, grid, say, show, write_json
+from clip_deploy.cli.output import Steps, say, show, write_json
+from clip_deploy.cli.serving import encoder_at, servable, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from clip_deploy.capacity.checking import Comparison
     from clip_deploy.capacity.planning import Forecast, Plan
     from clip_deploy.progress import Progress
-    from clip_deploy.smoke.subject import Target
 
 
 def capacity(
@@ -105,8 +105,7 @@ def capacity(
         if source is not None:
             box = read_box(source)
         else:
-            assert repository is not None  # one of the two was given
-            with _served(repository, tower, timeout, log, steps) as subject:
+            with _subject(repository, tower, timeout, log, steps) as subject:
                 box, comparisons = _measured(subject, duration, check, steps)
         changed = box.changed(queue_delay_us=queue_delay, max_batch=max_batch, instances=instances)
         steps("simulating")
@@ -166,34 +165,16 @@ def _require_consistent(
 
 
 @contextlib.contextmanager
-def _served(
-    repository: Path, tower: str | None, timeout_s: float, log: Path | None, progress: Progress
+def _subject(
+    path: Path | None, tower: str | None, timeout_s: float, log: Path | None, progress: Progress
 ) -> Iterator[BenchSubject]:
     """One encoder of a repository, on an embedded server."""
-    from clip_deploy import repository as repositories
-    from clip_deploy.bench.subject import bench_subject
-    from clip_deploy.client import TritonInferenceClient
-    from clip_deploy.servers import LAUNCHERS, ServerOptions
-    from clip_deploy.smoke.subject import targets_of
+    from clip_deploy.servers import ServerOptions
 
-    found = repositories.read(repository)
+    repository, _ = servable(path)
     options = ServerOptions(timeout_s=timeout_s, log=log)
-    with (
-        LAUNCHERS["embedded"].start(found, options, progress) as handle,
-        TritonInferenceClient(handle.grpc) as client,
-    ):
-        target = _chosen(targets_of(client, found), tower)
-        yield bench_subject(client, target, pid=handle.process.pid)
-
-
-def _chosen(targets: tuple[Target, ...], tower: str | None) -> Target:
-    from clip_deploy.errors import ConfigError
-
-    chosen = [target for target in targets if tower in (None, target.tower.value)]
-    if not chosen:
-        names = " or ".join(target.tower.value for target in targets)
-        raise ConfigError(f"there is no {tower} encoder to measure", remedy=f"use --tower {names}")
-    return chosen[0]
+    with served("embedded", repository, options, progress) as handle:
+        yield encoder_at(handle.grpc, repository, tower, progress, pid=handle.process.pid)
 
 
 def _measured(
@@ -239,6 +220,8 @@ def _facts(box: Box, found: Plan | None) -> str:
 
 
 def _levels_table(shares: tuple[float, ...], levels: tuple[Forecast, ...]) -> RenderableType:
+    from clip_deploy.report.grid import grid
+
     rows = grid("load", "requests/s", "p50 ms", "p99 ms", "by chance", "p99.9 ms", "batch", "busy")
     for share, each in zip(shares, levels):
         latency = each.latency
@@ -251,6 +234,7 @@ def _levels_table(shares: tuple[float, ...], levels: tuple[Forecast, ...]) -> Re
 
 def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
     from clip_deploy.capacity.checking import P99_BAR, THROUGHPUT_BAR
+    from clip_deploy.report.grid import grid
 
     rows = grid("load", "", "measured", "predicted", "by chance", "error", "", "others")
     for each in comparisons:
@@ -284,7 +268,7 @@ def _ms(seconds: float) -> str:
 def _as_json(
     box: Box, found: Plan | None, levels: tuple[Forecast, ...], comparisons: tuple[Comparison, ...]
 ) -> dict[str, Any]:
-    from clip_deploy.bench.box import SCHEMA
+    from clip_deploy.bench.stored import SCHEMA
 
     return {
         "schema": SCHEMA,

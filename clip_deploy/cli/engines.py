@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from clip_deploy.cli.options import JsonFile
-from clip_deploy.cli.output import Steps, grid, say, show, write_json
+from clip_deploy.cli.output import Steps, say, show, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -134,6 +134,8 @@ def inspect(
 
 
 def _plans(models: list[ExportedModel], plans: list[BuiltPlan]) -> RenderableType:
+    from clip_deploy.report.grid import grid
+
     rows = grid("model", "batches", "size", "FP16 layers", "TensorRT", "GPU", "plan")
     for model, plan in zip(models, plans):
         share = "not told" if plan.half_share is None else f"{plan.half_share:.0%}"
@@ -151,6 +153,8 @@ def _plans(models: list[ExportedModel], plans: list[BuiltPlan]) -> RenderableTyp
 
 
 def _parsed(results: list[Parsed]) -> RenderableType:
+    from clip_deploy.report.grid import grid
+
     rows = grid("model", "layers", "TensorRT for RTX", "verdict")
     for result in results:
         verdict = "; ".join(result.complaints) or "parses and builds, strongly typed"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from clip_deploy.cli.options import Images, JsonFile, numbers
-from clip_deploy.cli.output import Steps, grid, say, show, warn, write_json
+from clip_deploy.cli.output import Steps, say, show, warn, write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -123,6 +123,8 @@ def export(
 
 
 def _table(models: list[ExportedModel]) -> RenderableType:
+    from clip_deploy.report.grid import grid
+
     columns = ("model", "input", "output", "size", "precision", "against torch", "activation")
     rows = grid(*columns, "folder")
     for model in models:

@@ -41,6 +41,17 @@ GrpcPort = Annotated[
 MetricsPort = Annotated[
     int, typer.Option("--metrics-port", help="Metrics port; 0 picks a free one.", min=0, max=65535)
 ]
+Launcher = Annotated[
+    str,
+    typer.Option(
+        "--launcher",
+        metavar="embedded|container",
+        help="What to start, unless --url names one.",
+    ),
+]
+TritonRelease = Annotated[
+    str, typer.Option("--triton-release", metavar="YY.MM", help="The container's release.")
+]
 LogFile = Annotated[
     Optional[Path],
     typer.Option(

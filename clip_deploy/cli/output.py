@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
     from rich.status import Status
-    from rich.table import Table
 
     from clip_deploy.errors import ClipDeployError
 
@@ -129,14 +128,3 @@ def escaped(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def grid(*columns: str) -> Table:
-    """A table of results, with a head and no frame."""
-    from rich import box
-    from rich.table import Table
-
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for column in columns:
-        rows.add_column(column, overflow="fold")
-    return rows

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from clip_deploy.cli.lint import require_clean, server_target
-from clip_deploy.cli.options import GrpcPort, Host, HttpPort, LogFile, MetricsPort, Timeout
+from clip_deploy.cli.options import (
+    GrpcPort,
+    Host,
+    HttpPort,
+    LogFile,
+    MetricsPort,
+    Timeout,
+    TritonRelease,
+)
 from clip_deploy.cli.output import Steps, say, show
+from clip_deploy.cli.serving import servable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,9 +61,7 @@ def serve(
     metrics_port: MetricsPort = 0,
     log: LogFile = None,
     timeout: Timeout = 300.0,
-    triton_release: Annotated[
-        str, typer.Option(metavar="YY.MM", help="The container's release.")
-    ] = "26.05",
+    triton_release: TritonRelease = "26.05",
     gpus: Annotated[
         Optional[str], typer.Option(help="Docker's --gpus; asked of the machine by default.")
     ] = None,
@@ -73,14 +79,9 @@ def serve(
 
     Returns only when every model version is ready; a server that cannot load one is explained and ended.
     """
-    from clip_deploy import repository as repositories
-    from clip_deploy.errors import ConfigError
     from clip_deploy.servers import LAUNCHERS, Ports, ServerOptions
 
-    if launcher not in LAUNCHERS:
-        raise ConfigError(
-            f"launcher {launcher!r} is unknown", remedy=f"use {' or '.join(LAUNCHERS)}"
-        )
+    found, _ = servable(repository, launcher, triton_release)
     options = ServerOptions(
         host=host,
         ports=Ports(http_port, grpc_port, metrics_port),
@@ -91,8 +92,6 @@ def serve(
         shm_size=shm_size,
         arguments=tuple(argument or ()),
     )
-    found = repositories.read(repository)
-    require_clean(repository, server_target(launcher, triton_release))
     with Steps() as steps:
         handle = LAUNCHERS[launcher].start(found, options, steps)
     with handle:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from clip_deploy.cli.lint import require_clean, server_target
 from clip_deploy.cli.options import JsonFile, LogFile, Timeout
 from clip_deploy.cli.output import Steps, escaped, say, show, write, write_json
+from clip_deploy.cli.serving import servable, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,6 +87,7 @@ def tune(
     Each trial reconfigures the running server, holds its answers against the reference, and measures. The best are then
     measured again in turn with the settings as they are. Exit code 7 when nothing keeps the budget.
     """
+    from clip_deploy import repository as repositories
     from clip_deploy.bench.figures import Load
     from clip_deploy.bench.machine import describe
     from clip_deploy.report.tunes import line
@@ -102,14 +103,12 @@ def tune(
     if concurrency is None and rate is None:
         concurrency = _USERS
     goal = Goal(Load(users=concurrency, rate=rate), p99_ms / 1e3)
-    model = _narrowed(repository, tower)
+    model = _narrowed(repositories.read(repository) if url else servable(repository)[0], tower)
     before = ConfigFile.read(model)
-    if url is None:
-        require_clean(repository, server_target("embedded", ""))
     with contextlib.ExitStack() as stack:
         started = stack.enter_context(_server(model, timeout, log, url))
         live = stack.enter_context(_Live())
-        served = TunedModel(
+        tuned = TunedModel(
             started.grpc if started else str(url),
             model,
             before.config,
@@ -119,16 +118,16 @@ def tune(
             seed=seed,
             progress=live,
         )
-        space = served.space(goal)
-        kept = Study.open(study or Path(f"tune-{before.model}.jsonl"), served.identity(goal, space))
+        space = tuned.space(goal)
+        kept = Study.open(study or Path(f"tune-{before.model}.jsonl"), tuned.identity(goal, space))
         if kept.trials:
             say(f"going on with {kept.path}, which holds {len(kept.trials)} measurements")
         stack.enter_context(_resumable(kept))
-        stack.enter_context(served.restored())
+        stack.enter_context(tuned.restored())
         outcome = search(
             space,
             goal,
-            served,
+            tuned,
             kept,
             trials=trials or planned_trials(space),
             seed=seed,
@@ -143,16 +142,14 @@ def tune(
         write(page(report), html)
 
 
-def _narrowed(path: Path, tower: str | None) -> ModelRepository:
+def _narrowed(found: ModelRepository, tower: str | None) -> ModelRepository:
     """The repository with the one encoder that is tuned."""
-    from clip_deploy import repository as repositories
     from clip_deploy.errors import ConfigError
     from clip_deploy.spec import Tower
 
     names = [each.value for each in Tower]
     if tower is not None and tower not in names:
         raise ConfigError(f"--tower {tower!r} is unknown", remedy=f"use {' or '.join(names)}")
-    found = repositories.read(path)
     wanted = [Tower(tower).model_name] if tower else [each.model_name for each in Tower]
     models = sorted(
         (model for model in found.models if model.name in wanted),
@@ -160,7 +157,7 @@ def _narrowed(path: Path, tower: str | None) -> ModelRepository:
     )
     if not models:
         raise ConfigError(
-            f"{path} holds no {' or '.join(wanted)}",
+            f"{found.path} holds no {' or '.join(wanted)}",
             remedy="render one with clip-deploy render-config, or choose another --tower",
         )
     return replace(found, models=tuple(models[:1]))
@@ -174,7 +171,6 @@ def _server(
     if url is not None:
         yield None
         return
-    from clip_deploy.cli.serving import served
     from clip_deploy.servers import ServerOptions
     from clip_deploy.tune.serving import server_arguments
 

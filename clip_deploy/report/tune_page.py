@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.report import tune_charts as charts
-from clip_deploy.report.page import filled
+from clip_deploy.report.html import filled
 from clip_deploy.report.tunes import COLUMNS, cells, result, standing
 
 if TYPE_CHECKING:

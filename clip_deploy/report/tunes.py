@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
+from clip_deploy.report.grid import grid
+
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from clip_deploy.tune.report import TuneReport
     from clip_deploy.tune.search import Contender, Progress
     from clip_deploy.tune.trials import Goal, Trial
@@ -68,9 +70,7 @@ def standing(contender: Contender, report: TuneReport) -> str:
 
 def table(report: TuneReport) -> Table:
     """The final rounds, for a terminal."""
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
-    for column in ("", *COLUMNS):
-        rows.add_column(column, overflow="fold")
+    rows = grid("", *COLUMNS)
     for contender in report.outcome.finalists:
         style = "green" if contender is report.outcome.winner else ""
         rows.add_row(

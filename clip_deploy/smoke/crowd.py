@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clip_deploy.client.counters import executions_between
 from clip_deploy.compare import agreement
 from clip_deploy.errors import ClipDeployError
 
@@ -77,18 +78,13 @@ def send(subject: Subject, target: Target) -> Crowd:
     with ThreadPoolExecutor(subject.concurrency) as pool:
         answers = list(pool.map(one, range(subject.concurrency)))
     after = _settled(subject, target)
-    earlier = {b.batch_size: b.compute_infer.count for b in before.batch_stats}
-    counts = {
-        b.batch_size: b.compute_infer.count - earlier.get(b.batch_size, 0)
-        for b in after.batch_stats
-    }
     return Crowd(
         right=sum(answer.right for answer in answers),
         errors=tuple(answer.error for answer in answers if answer.error),
         seconds=tuple(answer.seconds for answer in answers if not answer.error),
         executions=after.execution_count - before.execution_count,
         inferences=after.inference_count - before.inference_count,
-        histogram={size: count for size, count in sorted(counts.items()) if count},
+        histogram=executions_between(before, after),
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clip_deploy.artifacts import ModelRepository, RepositoryModel
-    from clip_deploy.client import ServedModel, TritonInferenceClient
+    from clip_deploy.client import Connection, ServedModel, TritonInferenceClient
     from clip_deploy.inputs.photographs import Photographs
 
 _Measured = TypeVar("_Measured")
@@ -53,6 +53,13 @@ class Target:
         """The largest batch to try: what the server allows; where it does not batch, all inputs at once."""
         return self.served.max_batch or len(self.inputs)
 
+    def ask(self, connection: Connection, rows: NDArray[Any]) -> NDArray[np.float32]:
+        """One request with all rows to the version under test; the answer as it came."""
+        contract = self.served.contract
+        return connection.infer(
+            self.name, {contract.input.name: rows}, contract.output.name, version=self.version
+        )
+
     @property
     def summary(self) -> str:
         contract = self.served.contract
@@ -83,10 +90,7 @@ class Subject:
 
     def ask(self, target: Target, rows: NDArray[Any]) -> NDArray[np.float32]:
         """One request with all rows to the version under test; the answer as it came."""
-        contract = target.served.contract
-        return self.client.connection.infer(
-            target.name, {contract.input.name: rows}, contract.output.name, version=target.version
-        )
+        return target.ask(self.client.connection, rows)
 
     def once(self, key: object, measure: Callable[[], _Measured]) -> _Measured:
         """What ``measure`` gave the first time it was asked under this key."""

@@ -37,7 +37,7 @@ def server_arguments(model: str) -> tuple[str, ...]:
 
     A load that failed keeps this Triton from ending for its whole exit timeout, 30 s by default.
     """
-    return ("--model-control-mode=explicit", f"--load-model={model}", "--exit-timeout-secs=5")
+    return ("--model-control-mode=explicit", f"--load-model={model}", "--exit-timeout-secs=2")
 
 
 @dataclass(slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
 from clip_deploy.report import load_charts as charts
+from clip_deploy.report.html import filled
 from clip_deploy.report.loads import (
     UNKNOWN,
     headline,
@@ -18,7 +17,6 @@ from clip_deploy.report.loads import (
     spread,
     verdict,
 )
-from clip_deploy.resources import templates_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,21 +51,6 @@ def comparison_page(found: Comparison, names: Sequence[str]) -> str:
             for letter, name, report in zip("AB", names, (found.a, found.b))
         ],
     )
-
-
-def filled(template: str, **values: Any) -> str:
-    """A template of ``templates/report`` with its values; every text is escaped, charts come as they are.
-
-    ``values`` named ``charts`` or ending in ``_chart`` are SVG.
-    """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_dir() / "report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(template).render(values)
 
 
 def _side(name: str, report: BenchReport) -> dict[str, Any]:
