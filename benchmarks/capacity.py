@@ -71,7 +71,7 @@ def _errors(name: str, models: Path, duration_s: float) -> list[Figure]:
         subject = bench_subject(client, target, pid=handle.process.pid)
 
         def measure():
-            return measure_box(subject, seconds=duration_s / 2)
+            return measure_box(subject, seconds=duration_s)
 
         compared = check(subject, measure(), measure, duration_s=duration_s, progress=print)
     figures = []

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from clip_deploy.bench.box import Box, read_box, serving_of
+from clip_deploy.bench.counting import Requests
 from clip_deploy.bench.curve import BatchCurve, joined
+from clip_deploy.bench.pace import divided, pace_of
 from clip_deploy.capacity.batcher import simulate, simulate_users
+from clip_deploy.capacity.clocks import PacedClock
 from clip_deploy.capacity.planning import arrivals, forecast, forecast_users, greatest_rate, plan
 from clip_deploy.cli import main
 from clip_deploy.errors import ConfigError
@@ -139,6 +142,73 @@ def test_every_request_is_answered_once_and_the_same_seed_gives_the_same():
     assert not np.isnan(first.latency_s).any()
     assert np.array_equal(first.latency_s, again.latency_s)
     assert not np.array_equal(first.latency_s, other.latency_s)
+
+
+def test_a_machine_that_stalls_stalls_whatever_runs_and_goes_on_where_it_was():
+    clock = PacedClock(
+        ((0.9, 1.0), (0.1, 0.1)), offset=0.0
+    )  # of each second, 0.1 at a tenth of the speed
+    assert clock.end(0, 500_000_000) == 500_000_000
+    assert clock.end(800_000_000, 105_000_000) == 950_000_000
+    assert clock.end(800_000_000, 1_010_000_000) == pytest.approx(1_900_000_000)
+    assert clock.end(3_800_000_000, 105_000_000) == pytest.approx(3_950_000_000)
+
+
+def test_a_long_slow_spell_makes_a_longer_queue_than_as_much_slowness_in_short_ones():
+    starts = _poisson(45, 8000)
+    long, short = (
+        simulate(SERVING, CURVE.paced(((4 * n, 1.2), (n, 0.2)), 0.0), starts) for n in (2.0, 0.1)
+    )
+    assert np.percentile(long.latency_s, 99) > 2 * np.percentile(short.latency_s, 99)
+
+
+def test_the_pace_goes_into_the_times_on_average_and_a_full_server_answers_as_many():
+    curve = replace(CURVE, stolen_s=0.002).paced(((3.0, 0.5), (1.0, 0.9)), overhead_s=0.004)
+    assert (curve.mean_s(8), curve.stolen_s) == (pytest.approx(0.15), pytest.approx(0.002 / 0.6))
+    assert curve.overhead_s == 0.004
+    assert BatchCurve.from_json(json.loads(json.dumps(curve.to_json()))) == curve
+    run = simulate_users(SERVING, curve, users=40, requests=6000)
+    assert _throughput(run) == pytest.approx(Box("model", SERVING, curve).capacity, rel=0.02)
+    twice = joined([curve, curve.paced(((1.0, 0.5),), 0.004)])
+    speeds = [speed for _, speed in twice.pace]
+    assert speeds[0] / speeds[2] == pytest.approx(2 * 0.5 / 0.6)  # the second was half as fast
+    assert joined([curve, CURVE]).pace == ()
+
+
+def _answered(run) -> Requests:
+    """A simulated run, as a load generator sees it that gets the answers of a batch one after another."""
+    ends = (
+        run.start_s + run.latency_s + np.random.default_rng(0).uniform(0, 0.001, len(run.start_s))
+    )
+    yes = np.ones(len(ends), bool)
+    return Requests(run.start_s, ends, yes, ~yes)
+
+
+def test_the_pace_is_read_from_the_answers_of_a_load():
+    spells = ((4.0, 1.2), (1.0, 0.2))
+    run = simulate(
+        SERVING, replace(CURVE, overhead_s=0.003).paced(spells, 0.003), _poisson(55, 4000)
+    )
+    histogram = dict(zip(*(n.tolist() for n in np.unique(run.batch_size, return_counts=True))))
+    read = pace_of(_answered(run), histogram, CURVE, overhead_s=0.0035, delay_s=0.005)
+    lasted_s, speed = np.array(read).T
+    assert lasted_s.sum() == pytest.approx(run.start_s[-1], rel=0.01)
+    slow_s = lasted_s[speed < 0.5].sum() / lasted_s.sum()
+    assert slow_s == pytest.approx(0.2, abs=0.04)
+    assert np.median(speed[speed > 0.5]) == pytest.approx(1.2, rel=0.03)
+
+
+def test_no_pace_is_read_where_the_server_counted_other_batches_than_can_be_told_apart():
+    run = simulate(SERVING, CURVE, _poisson(55, 1000))
+    count = len(run.batch_size)
+    assert pace_of(_answered(run), {1: count}, CURVE, overhead_s=0.0, delay_s=0.005) == ()
+
+
+def test_answers_are_divided_at_the_widest_gaps():
+    ends = np.array([0.0, 0.001, 0.1, 0.101, 0.102, 0.3])
+    assert [batch.tolist() for batch in divided(ends, 3)] == [[0, 1], [2, 3, 4], [5]]
+    assert len(divided(ends, 1)) == 1
+    assert divided(ends[:0], 3) == []
 
 
 def test_a_curve_interpolates_and_refuses_what_was_not_measured():

@@ -125,7 +125,11 @@ def test_rendering_writes_a_repository_and_names_it(
 @pytest.mark.parametrize(
     ("arguments", "what", "how"),
     [
-        (["--backend", "onnx"], "backend 'onnx' is unknown", "onnxruntime, python, openvino, tensorrt"),
+        (
+            ["--backend", "onnx"],
+            "backend 'onnx' is unknown",
+            "onnxruntime, python, openvino, tensorrt",
+        ),
         (["--max-batch", "64"], "checked up to 32", "--max-batch 64"),
         (["--gpus", "0,x"], "'0,x' is not a list of GPU ids", "0,1"),
         (["--gpus", "0"], "gpu ids with instance kind auto", "--instance-kind gpu"),
