@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from clip_deploy.bench.box import Box, read_box, serving_of
 from clip_deploy.bench.counting import Requests
 from clip_deploy.bench.curve import BatchCurve, joined
 from clip_deploy.bench.pace import divided, pace_of
+from clip_deploy.capacity import planning
 from clip_deploy.capacity.batcher import simulate, simulate_users
 from clip_deploy.capacity.clocks import PacedClock
 from clip_deploy.capacity.planning import arrivals, forecast, forecast_users, greatest_rate, plan
@@ -27,6 +29,15 @@ SERVING = ServingSpec(max_batch=8, queue_delay_us=5000)
 GREEDY = replace(SERVING, queue_delay_us=0)
 SINGLE = ServingSpec(max_batch=1, queue_delay_us=0)
 BOX = Box("model", SERVING, CURVE)
+
+
+@pytest.fixture
+def short_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the requests: a test of a decision needs no smooth figures."""
+    monkeypatch.setattr(planning, "forecast", partial(forecast, requests=2000))
+
+
+short = pytest.mark.usefixtures("short_simulations")
 
 
 def _poisson(rate: float, requests: int = 60_000) -> np.ndarray:
@@ -156,10 +167,10 @@ def test_a_machine_that_stalls_stalls_whatever_runs_and_goes_on_where_it_was():
 
 def test_a_long_slow_spell_makes_a_longer_queue_than_as_much_slowness_in_short_ones():
     starts = _poisson(45, 8000)
-    long, short = (
+    long, brief = (
         simulate(SERVING, CURVE.paced(((4 * n, 1.2), (n, 0.2)), 0.0), starts) for n in (2.0, 0.1)
     )
-    assert np.percentile(long.latency_s, 99) > 2 * np.percentile(short.latency_s, 99)
+    assert np.percentile(long.latency_s, 99) > 2 * np.percentile(brief.latency_s, 99)
 
 
 def test_the_pace_goes_into_the_times_on_average_and_a_full_server_answers_as_many():
@@ -190,7 +201,7 @@ def test_the_pace_is_read_from_the_answers_of_a_load():
         SERVING, replace(CURVE, overhead_s=0.003).paced(spells, 0.003), _poisson(55, 4000)
     )
     histogram = dict(zip(*(n.tolist() for n in np.unique(run.batch_size, return_counts=True))))
-    read = pace_of(_answered(run), histogram, CURVE, overhead_s=0.0035, delay_s=0.005)
+    read = pace_of(_answered(run), histogram, BOX, overhead_s=0.0035)
     lasted_s, speed = np.array(read).T
     assert lasted_s.sum() == pytest.approx(run.start_s[-1], rel=0.01)
     slow_s = lasted_s[speed < 0.5].sum() / lasted_s.sum()
@@ -201,7 +212,7 @@ def test_the_pace_is_read_from_the_answers_of_a_load():
 def test_no_pace_is_read_where_the_server_counted_other_batches_than_can_be_told_apart():
     run = simulate(SERVING, CURVE, _poisson(55, 1000))
     count = len(run.batch_size)
-    assert pace_of(_answered(run), {1: count}, CURVE, overhead_s=0.0, delay_s=0.005) == ()
+    assert pace_of(_answered(run), {1: count}, BOX, overhead_s=0.0) == ()
 
 
 def test_answers_are_divided_at_the_widest_gaps():
@@ -222,6 +233,7 @@ def test_a_curve_interpolates_and_refuses_what_was_not_measured():
     assert (both.overhead_s, both.times_s[1]) == (0.001, (0.020, 0.020))
 
 
+@short
 def test_more_load_never_needs_fewer_boxes():
     counts = [plan(BOX, rate, 0.150).replicas for rate in (20, 120, 50_000)]
     assert counts == sorted(counts)
@@ -229,6 +241,7 @@ def test_more_load_never_needs_fewer_boxes():
     assert counts[-1] > 600
 
 
+@short
 def test_a_plan_keeps_its_latency_and_one_box_less_does_not():
     found = plan(BOX, 400, 0.150)
     assert found.holds
@@ -242,12 +255,14 @@ def test_boxes_that_take_turns_answer_sooner_than_those_that_are_dealt_to_by_cha
     assert turns.latency.p99_s < chance.latency.p99_s
 
 
+@short
 def test_the_greatest_rate_is_within_the_latency_and_below_the_capacity():
     rate = greatest_rate(BOX, 0.150)
     assert forecast(BOX, rate, seeds=2).latency.p99_s <= 0.150
     assert 0.4 * BOX.capacity < rate < BOX.capacity
 
 
+@short
 def test_a_fixed_number_of_boxes_that_is_too_small_is_an_overload_with_a_growing_queue():
     found = plan(BOX, 2 * BOX.capacity, 0.150, replicas=1)
     assert found.each.overloaded
@@ -280,6 +295,7 @@ def _file(folder: Path, **changes: object) -> Path:
     return path
 
 
+@short
 def test_the_command_answers_from_a_benchmark_in_one_sentence(tmp_path, capsys):
     out = tmp_path / "plan.json"
     arguments = ["capacity", "--from", str(_file(tmp_path)), "--rate", "400", "--p99-ms", "150"]
@@ -290,6 +306,7 @@ def test_the_command_answers_from_a_benchmark_in_one_sentence(tmp_path, capsys):
     assert read_box(out) == BOX
 
 
+@short
 def test_the_command_reports_an_overload_of_fixed_boxes_without_failing(tmp_path, capsys):
     source = _file(tmp_path)
     assert (

@@ -75,13 +75,7 @@ def _paced(subject: BenchSubject, box: Box, seconds: float, progress: Progress) 
     _require_right(run)
     whole_s = float((requests.ends_s - requests.starts_s).mean())
     overhead_s = max(0.0, whole_s - run.queue_s - run.compute_s)
-    pace = pace_of(
-        requests,
-        run.histogram,
-        box.curve,
-        overhead_s=overhead_s,
-        delay_s=box.serving.queue_delay_us / 1e6,
-    )
+    pace = pace_of(requests, run.histogram, box, overhead_s=overhead_s)
     return replace(box, curve=box.curve.paced(pace, overhead_s)) if pace else box
 
 

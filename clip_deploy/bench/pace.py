@@ -21,31 +21,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from clip_deploy.bench.box import Box
     from clip_deploy.bench.counting import Requests
-    from clip_deploy.bench.curve import BatchCurve, Pace
+    from clip_deploy.bench.curve import Pace
+    from clip_deploy.spec import ServingSpec
 
 # Batches that were told apart wrongly, as a share of all, beyond which nothing is read from them.
-_MISTAKEN = 0.1
+_MISTAKEN = 0.2
 # Fewer batches say nothing of a machine.
 _LEAST = 20
 
 
 def pace_of(
-    requests: Requests,
-    histogram: Mapping[int, int],
-    curve: BatchCurve,
-    *,
-    overhead_s: float,
-    delay_s: float,
+    requests: Requests, histogram: Mapping[int, int], box: Box, *, overhead_s: float
 ) -> Pace:
     """Consecutive spells: how many seconds each lasted, and how much work of the curve's was done per second.
 
     Args:
         requests: those that were answered in the measured time.
         histogram: batch size → executions in that time, by the server's statistics; one instance ran them.
-        curve: what batches of each size should take.
+        box: what batches of each size should take, and when they leave the queue.
         overhead_s: a request's mean time outside the queue and the instance, under this load.
-        delay_s: the queue delay.
 
     Returns:
         Nothing where batches cannot be told apart, since they take no longer than the way of an answer.
@@ -56,16 +52,13 @@ def pace_of(
     if len(batches) < _LEAST or _mistaken(batches, histogram) > _MISTAKEN:
         return ()
     end_s = np.array([ends_s[batch].max() for batch in batches])
-    due_s = np.array(
-        [_due_s(np.sort(starts_s[batch]), curve.greatest, delay_s) for batch in batches]
-    )
+    due_s = np.array([_due_s(starts_s[batch], box.serving) for batch in batches])
     begin_s = np.maximum(end_s[:-1], due_s[1:] + overhead_s)
     took_s = end_s[1:] - begin_s
-    arrived = np.searchsorted(np.sort(starts_s), end_s[1:]) - np.searchsorted(
-        np.sort(starts_s), begin_s
-    )
-    alone_s = np.array([curve.mean_s(len(batch)) for batch in batches[1:]])
-    work_s = alone_s + curve.stolen_s * arrived
+    arrivals_s = np.sort(starts_s)
+    arrived = np.searchsorted(arrivals_s, end_s[1:]) - np.searchsorted(arrivals_s, begin_s)
+    alone_s = np.array([box.curve.mean_s(len(batch)) for batch in batches[1:]])
+    work_s = alone_s + box.curve.stolen_s * arrived
     known = took_s > 0
     begin_s, speed = begin_s[known], work_s[known] / took_s[known]
     lasted_s = np.diff(begin_s, append=end_s[-1])  # at rest, a machine is as it was before
@@ -90,7 +83,8 @@ def _mistaken(batches: list[NDArray[np.int64]], histogram: Mapping[int, int]) ->
     return wrong / 2 / len(batches)
 
 
-def _due_s(starts_s: NDArray[np.float64], full: int, delay_s: float) -> float:
-    """When a batch of such requests leaves an idle server: when the delay of its oldest is over, or when it is full."""
-    late_s = starts_s[0] + delay_s
-    return float(min(late_s, starts_s[-1]) if len(starts_s) >= full else late_s)
+def _due_s(starts_s: NDArray[np.float64], serving: ServingSpec) -> float:
+    """When a batch of such requests leaves an idle server: when the delay of its oldest is over, or its size is right."""
+    late_s = float(starts_s.min()) + serving.queue_delay_us / 1e6
+    right = serving.preferred_batch_sizes or (serving.max_batch or 1,)
+    return min(late_s, float(starts_s.max())) if len(starts_s) in right else late_s

@@ -17,7 +17,7 @@ result is held against the embedded server):
 - A full queue refuses; a request that waited longer than the timeout is refused when the batcher next looks.
 
 Not modelled: requests of several rows, priorities, ensembles, sequences, the response cache, timeouts that delay, a
-client that gives up, and a machine that slows down for a while; times of the batcher's own thread, some 0.1 ms.
+client that gives up; times of the batcher's own thread, some 0.1 ms.
 
 Times are whole nanoseconds inside, as in Triton, so that nothing depends on rounding.
 """
