@@ -215,6 +215,17 @@ def test_no_pace_is_read_where_the_server_counted_other_batches_than_can_be_told
     assert pace_of(_answered(run), {1: count}, BOX, overhead_s=0.0) == ()
 
 
+def test_answers_of_two_batches_that_a_stall_held_back_together_are_still_as_much_work():
+    run = simulate(SERVING, CURVE, _poisson(80, 2000))
+    requests = _answered(run)
+    stalled = (requests.ends_s > 9.0) & (requests.ends_s < 9.3)
+    held = replace(requests, ends_s=np.where(stalled, 9.3, requests.ends_s))
+    histogram = dict(zip(*(n.tolist() for n in np.unique(run.batch_size, return_counts=True))))
+    lasted_s, speed = np.array(pace_of(held, histogram, BOX, overhead_s=0.0)).T
+    assert float(lasted_s @ speed) == pytest.approx(run.busy_s.sum(), rel=0.03)
+    assert lasted_s @ speed / lasted_s.sum() == pytest.approx(1.0, rel=0.03)
+
+
 def test_answers_are_divided_at_the_widest_gaps():
     ends = np.array([0.0, 0.001, 0.1, 0.101, 0.102, 0.3])
     assert [batch.tolist() for batch in divided(ends, 3)] == [[0, 1], [2, 3, 4], [5]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from clip_deploy.bench.box import Box
     from clip_deploy.bench.counting import Requests
-    from clip_deploy.bench.curve import Pace
+    from clip_deploy.bench.curve import BatchCurve, Pace
     from clip_deploy.spec import ServingSpec
 
 # Batches that were told apart wrongly, as a share of all, beyond which nothing is read from them.
@@ -57,7 +57,7 @@ def pace_of(
     took_s = end_s[1:] - begin_s
     arrivals_s = np.sort(starts_s)
     arrived = np.searchsorted(arrivals_s, end_s[1:]) - np.searchsorted(arrivals_s, begin_s)
-    alone_s = np.array([box.curve.mean_s(len(batch)) for batch in batches[1:]])
+    alone_s = np.array([_alone_s(len(batch), box.curve) for batch in batches[1:]])
     work_s = alone_s + box.curve.stolen_s * arrived
     known = took_s > 0
     begin_s, speed = begin_s[known], work_s[known] / took_s[known]
@@ -83,8 +83,13 @@ def _mistaken(batches: list[NDArray[np.int64]], histogram: Mapping[int, int]) ->
     return wrong / 2 / len(batches)
 
 
+def _alone_s(size: int, curve: BatchCurve) -> float:
+    """What so many answers cost; more than a batch holds came together when a stall held back those of two."""
+    return curve.mean_s(min(size, curve.greatest)) * max(1.0, size / curve.greatest)
+
+
 def _due_s(starts_s: NDArray[np.float64], serving: ServingSpec) -> float:
-    """When a batch of such requests leaves an idle server: when the delay of its oldest is over, or its size is right."""
+    """When a batch of such requests leaves an idle server: after the delay of its oldest, or when its size is right."""
     late_s = float(starts_s.min()) + serving.queue_delay_us / 1e6
     right = serving.preferred_batch_sizes or (serving.max_batch or 1,)
     return min(late_s, float(starts_s.max())) if len(starts_s) in right else late_s
