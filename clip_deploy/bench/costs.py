@@ -27,6 +27,7 @@ from clip_deploy.errors import CheckFailed, ServerError
 from clip_deploy.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from clip_deploy.bench.counting import Requests
     from clip_deploy.bench.figures import Run
     from clip_deploy.bench.subject import BenchSubject
 
@@ -66,13 +67,25 @@ def measure_box(
 
 
 def _paced(subject: BenchSubject, box: Box, seconds: float, progress: Progress) -> Box:
-    """The same box, with the machine's pace; as it was where batches cannot be told apart, or run at once."""
-    if box.serving.instances > 1:
+    """The same box, with the machine's pace."""
+    if box.serving.instances > 1:  # would not be read
         return box
     progress(f"watching the machine's pace at {_PACED:.0%} of {box.capacity:.4g} requests/s")
     load = Load(rate=_PACED * box.capacity)
     run, requests = measure_each(subject, load, duration_s=seconds, warmup_s=_WARMUP_S)
     _require_right(run)
+    return at_pace_of(box, run, requests)
+
+
+def at_pace_of(box: Box, run: Run, requests: Requests) -> Box:
+    """A box on a machine with the pace of this run; as it was where batches cannot be told apart, or run at once.
+
+    Args:
+        run: of an open loop.
+        requests: those that were answered in its measured time.
+    """
+    if box.serving.instances > 1:
+        return box
     whole_s = float((requests.ends_s - requests.starts_s).mean())
     overhead_s = max(0.0, whole_s - run.queue_s - run.compute_s)
     pace = pace_of(requests, run.histogram, box, overhead_s=overhead_s)
