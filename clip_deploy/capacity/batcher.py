@@ -49,8 +49,8 @@ _NAP = _SECOND // 2
 # A curve becomes a table of so many equally likely times per size.
 _LEVELS = (np.arange(256) + 0.5) / 256
 # When a batch ends, the batcher's thread wakes while the instance's thread looks for its next batch. How often the
-# batcher is first: measured with Triton's trace (docs/capacity.md), and, with a queue limit or a timeout, only fitted to
-# what a sleeping model refused.
+# batcher is first: measured with Triton's trace (docs/capacity.md); with a queue limit or a timeout it is only fitted
+# to what a sleeping model refused.
 _GROWS, _MISSES = 0.5, 0.7
 # A user whom a full queue refuses does not ask again at once.
 _REFUSED_PAUSE = _SECOND // 1000
