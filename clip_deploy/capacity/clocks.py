@@ -29,16 +29,17 @@ class PacedClock:
     """
 
     def __init__(self, pace: Pace, offset: float) -> None:
-        lasted, self._speed = np.array(pace).T * ((_SECOND,), (1,))
-        self._begins = [0.0, *np.cumsum(lasted).tolist()]  # ns since the pace began
-        self._done = [0.0, *np.cumsum(lasted * self._speed).tolist()]  # ns of work by then
+        self._speed = [speed for _, speed in pace]
+        lasted = np.array([lasted_s for lasted_s, _ in pace]) * _SECOND
+        self._begins: list[float] = [0.0, *np.cumsum(lasted).tolist()]  # ns since the pace began
+        self._done: list[float] = [0.0, *np.cumsum(lasted * self._speed).tolist()]  # ns of work
         self._offset = offset * self._begins[-1]
 
     def end(self, now: int, work: int) -> int:
         laps, moment = divmod(now + self._offset, self._begins[-1])
-        spell = bisect_right(self._begins, moment) - 1
+        spell = min(bisect_right(self._begins, moment), len(self._speed)) - 1
         done = self._done[spell] + (moment - self._begins[spell]) * self._speed[spell]
         more, done = divmod(done + work, self._done[-1])
-        spell = bisect_right(self._done, done) - 1
+        spell = min(bisect_right(self._done, done), len(self._speed)) - 1
         moment = self._begins[spell] + (done - self._done[spell]) / self._speed[spell]
         return max(now, round((laps + more) * self._begins[-1] + moment - self._offset))
