@@ -277,7 +277,7 @@ def test_the_greatest_rate_is_within_the_latency_and_below_the_capacity():
 def test_a_fixed_number_of_boxes_that_is_too_small_is_an_overload_with_a_growing_queue():
     found = plan(BOX, 2 * BOX.capacity, 0.150, replicas=1)
     assert found.each.overloaded
-    assert found.each.growth == pytest.approx(BOX.capacity, rel=0.02)
+    assert found.each.growth == pytest.approx(BOX.capacity, rel=0.05)
     assert found.each.throughput == pytest.approx(BOX.capacity, rel=0.02)
     assert "its queue grows by" in found.sentence()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from clip_deploy.bench import costs, others
 from clip_deploy.bench.box import Box, read_box, serving_of
 from clip_deploy.bench.curve import BatchCurve
 from clip_deploy.bench.subject import bench_subject
+from clip_deploy.capacity import checking, planning
 from clip_deploy.capacity.checking import check
 from clip_deploy.cli import main
 from clip_deploy.client import TritonInferenceClient
@@ -51,6 +53,7 @@ def test_a_repository_becomes_a_plan_that_later_ones_can_start_from(
 ):
     monkeypatch.setattr(costs, "_WARMUP_S", 0.5)
     monkeypatch.setattr(others, "_ATTEMPTS", 1)
+    monkeypatch.setattr(planning, "forecast", partial(planning.forecast, requests=1000))
     out = tmp_path / "capacity.json"
     arguments = ["capacity", str(sleeping), "--tower", "text", "--duration", "5"]
     assert main([*arguments, "--rate", "9", "--p99-ms", "5000", "--json", str(out)]) == 0
@@ -68,8 +71,9 @@ def test_a_repository_becomes_a_plan_that_later_ones_can_start_from(
 
 
 def test_a_prediction_is_held_against_the_server_under_load(
-    tiny_server: ServerHandle, tiny_repository: Path
+    tiny_server: ServerHandle, tiny_repository: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(checking, "_WARMUP_S", 0.5)
     with TritonInferenceClient(tiny_server.grpc) as client:
         target = targets_of(client, repositories.read(tiny_repository))[0]
         serving = serving_of(client.connection.config(target.name))
