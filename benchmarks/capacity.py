@@ -71,7 +71,7 @@ def _errors(name: str, models: Path, duration_s: float) -> list[Figure]:
         subject = bench_subject(client, target, pid=handle.process.pid)
 
         def measure():
-            return measure_box(subject, seconds=duration_s / 2)
+            return measure_box(subject, seconds=duration_s)
 
         compared = check(subject, measure(), measure, duration_s=duration_s, progress=print)
     figures = []
@@ -81,6 +81,8 @@ def _errors(name: str, models: Path, duration_s: float) -> list[Figure]:
         assert latency is not None
         rates = {"measured": measured.throughput, "predicted": each.predicted_throughput}
         p99s = {"measured_ms": latency.p99_s * 1e3, "predicted_ms": each.predicted.p99_s * 1e3}
+        if each.same_pace_p99_s is not None:
+            p99s["same_pace_ms"] = each.same_pace_p99_s * 1e3
         figures += [
             figure(
                 f"{at}: throughput off by",

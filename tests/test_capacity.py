@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from clip_deploy.bench.box import Box, read_box, serving_of
+from clip_deploy.bench.counting import Requests
 from clip_deploy.bench.curve import BatchCurve, joined
+from clip_deploy.bench.pace import divided, pace_of
+from clip_deploy.capacity import planning
 from clip_deploy.capacity.batcher import simulate, simulate_users
+from clip_deploy.capacity.clocks import PacedClock
 from clip_deploy.capacity.planning import arrivals, forecast, forecast_users, greatest_rate, plan
 from clip_deploy.cli import main
 from clip_deploy.errors import ConfigError
@@ -24,6 +29,15 @@ SERVING = ServingSpec(max_batch=8, queue_delay_us=5000)
 GREEDY = replace(SERVING, queue_delay_us=0)
 SINGLE = ServingSpec(max_batch=1, queue_delay_us=0)
 BOX = Box("model", SERVING, CURVE)
+
+
+@pytest.fixture
+def short_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the requests: a test of a decision needs no smooth figures."""
+    monkeypatch.setattr(planning, "forecast", partial(forecast, requests=2000))
+
+
+short = pytest.mark.usefixtures("short_simulations")
 
 
 def _poisson(rate: float, requests: int = 60_000) -> np.ndarray:
@@ -141,6 +155,84 @@ def test_every_request_is_answered_once_and_the_same_seed_gives_the_same():
     assert not np.array_equal(first.latency_s, other.latency_s)
 
 
+def test_a_machine_that_stalls_stalls_whatever_runs_and_goes_on_where_it_was():
+    clock = PacedClock(
+        ((0.9, 1.0), (0.1, 0.1)), offset=0.0
+    )  # of each second, 0.1 at a tenth of the speed
+    assert clock.end(0, 500_000_000) == 500_000_000
+    assert clock.end(800_000_000, 105_000_000) == 950_000_000
+    assert clock.end(800_000_000, 1_010_000_000) == pytest.approx(1_900_000_000)
+    assert clock.end(3_800_000_000, 105_000_000) == pytest.approx(3_950_000_000)
+
+
+def test_a_long_slow_spell_makes_a_longer_queue_than_as_much_slowness_in_short_ones():
+    starts = _poisson(45, 8000)
+    long, brief = (
+        simulate(SERVING, CURVE.paced(((4 * n, 1.2), (n, 0.2)), 0.0), starts) for n in (2.0, 0.1)
+    )
+    assert np.percentile(long.latency_s, 99) > 2 * np.percentile(brief.latency_s, 99)
+
+
+def test_the_pace_goes_into_the_times_on_average_and_a_full_server_answers_as_many():
+    curve = replace(CURVE, stolen_s=0.002).paced(((3.0, 0.5), (1.0, 0.9)), overhead_s=0.004)
+    assert (curve.mean_s(8), curve.stolen_s) == (pytest.approx(0.15), pytest.approx(0.002 / 0.6))
+    assert curve.overhead_s == 0.004
+    assert BatchCurve.from_json(json.loads(json.dumps(curve.to_json()))) == curve
+    run = simulate_users(SERVING, curve, users=40, requests=6000)
+    assert _throughput(run) == pytest.approx(Box("model", SERVING, curve).capacity, rel=0.02)
+    twice = joined([curve, curve.paced(((1.0, 0.5),), 0.004)])
+    speeds = [speed for _, speed in twice.pace]
+    assert speeds[0] / speeds[2] == pytest.approx(2 * 0.5 / 0.6)  # the second was half as fast
+    assert joined([curve, CURVE]).pace == ()
+
+
+def _answered(run) -> Requests:
+    """A simulated run, as a load generator sees it that gets the answers of a batch one after another."""
+    ends = (
+        run.start_s + run.latency_s + np.random.default_rng(0).uniform(0, 0.001, len(run.start_s))
+    )
+    yes = np.ones(len(ends), bool)
+    return Requests(run.start_s, ends, yes, ~yes)
+
+
+def test_the_pace_is_read_from_the_answers_of_a_load():
+    spells = ((4.0, 1.2), (1.0, 0.2))
+    run = simulate(
+        SERVING, replace(CURVE, overhead_s=0.003).paced(spells, 0.003), _poisson(55, 4000)
+    )
+    histogram = dict(zip(*(n.tolist() for n in np.unique(run.batch_size, return_counts=True))))
+    read = pace_of(_answered(run), histogram, BOX, overhead_s=0.0035)
+    lasted_s, speed = np.array(read).T
+    assert lasted_s.sum() == pytest.approx(run.start_s[-1], rel=0.01)
+    slow_s = lasted_s[speed < 0.5].sum() / lasted_s.sum()
+    assert slow_s == pytest.approx(0.2, abs=0.04)
+    assert np.median(speed[speed > 0.5]) == pytest.approx(1.2, rel=0.03)
+
+
+def test_no_pace_is_read_where_the_server_counted_other_batches_than_can_be_told_apart():
+    run = simulate(SERVING, CURVE, _poisson(55, 1000))
+    count = len(run.batch_size)
+    assert pace_of(_answered(run), {1: count}, BOX, overhead_s=0.0) == ()
+
+
+def test_answers_of_two_batches_that_a_stall_held_back_together_are_still_as_much_work():
+    run = simulate(SERVING, CURVE, _poisson(80, 2000))
+    requests = _answered(run)
+    stalled = (requests.ends_s > 9.0) & (requests.ends_s < 9.3)
+    held = replace(requests, ends_s=np.where(stalled, 9.3, requests.ends_s))
+    histogram = dict(zip(*(n.tolist() for n in np.unique(run.batch_size, return_counts=True))))
+    lasted_s, speed = np.array(pace_of(held, histogram, BOX, overhead_s=0.0)).T
+    assert float(lasted_s @ speed) == pytest.approx(run.busy_s.sum(), rel=0.03)
+    assert lasted_s @ speed / lasted_s.sum() == pytest.approx(1.0, rel=0.03)
+
+
+def test_answers_are_divided_at_the_widest_gaps():
+    ends = np.array([0.0, 0.001, 0.1, 0.101, 0.102, 0.3])
+    assert [batch.tolist() for batch in divided(ends, 3)] == [[0, 1], [2, 3, 4], [5]]
+    assert len(divided(ends, 1)) == 1
+    assert divided(ends[:0], 3) == []
+
+
 def test_a_curve_interpolates_and_refuses_what_was_not_measured():
     assert CURVE.mean_s(4) == pytest.approx(0.050)
     with pytest.raises(ConfigError, match="batches of 16, where 1 to 8 were measured"):
@@ -152,6 +244,7 @@ def test_a_curve_interpolates_and_refuses_what_was_not_measured():
     assert (both.overhead_s, both.times_s[1]) == (0.001, (0.020, 0.020))
 
 
+@short
 def test_more_load_never_needs_fewer_boxes():
     counts = [plan(BOX, rate, 0.150).replicas for rate in (20, 120, 50_000)]
     assert counts == sorted(counts)
@@ -159,6 +252,7 @@ def test_more_load_never_needs_fewer_boxes():
     assert counts[-1] > 600
 
 
+@short
 def test_a_plan_keeps_its_latency_and_one_box_less_does_not():
     found = plan(BOX, 400, 0.150)
     assert found.holds
@@ -172,16 +266,18 @@ def test_boxes_that_take_turns_answer_sooner_than_those_that_are_dealt_to_by_cha
     assert turns.latency.p99_s < chance.latency.p99_s
 
 
+@short
 def test_the_greatest_rate_is_within_the_latency_and_below_the_capacity():
     rate = greatest_rate(BOX, 0.150)
     assert forecast(BOX, rate, seeds=2).latency.p99_s <= 0.150
     assert 0.4 * BOX.capacity < rate < BOX.capacity
 
 
+@short
 def test_a_fixed_number_of_boxes_that_is_too_small_is_an_overload_with_a_growing_queue():
     found = plan(BOX, 2 * BOX.capacity, 0.150, replicas=1)
     assert found.each.overloaded
-    assert found.each.growth == pytest.approx(BOX.capacity, rel=0.02)
+    assert found.each.growth == pytest.approx(BOX.capacity, rel=0.05)
     assert found.each.throughput == pytest.approx(BOX.capacity, rel=0.02)
     assert "its queue grows by" in found.sentence()
 
@@ -210,6 +306,7 @@ def _file(folder: Path, **changes: object) -> Path:
     return path
 
 
+@short
 def test_the_command_answers_from_a_benchmark_in_one_sentence(tmp_path, capsys):
     out = tmp_path / "plan.json"
     arguments = ["capacity", "--from", str(_file(tmp_path)), "--rate", "400", "--p99-ms", "150"]
@@ -220,6 +317,7 @@ def test_the_command_answers_from_a_benchmark_in_one_sentence(tmp_path, capsys):
     assert read_box(out) == BOX
 
 
+@short
 def test_the_command_reports_an_overload_of_fixed_boxes_without_failing(tmp_path, capsys):
     source = _file(tmp_path)
     assert (

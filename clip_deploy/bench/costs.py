@@ -3,7 +3,8 @@
 What one batch takes is read from the server's own statistics, for requests of 1, 2, 3, … rows that are sent alone, all
 sizes in turn. Under load it takes longer: the front end and the load generator share the cores with the model, and
 many small requests are more work than one large one. That share is measured, too: users enough for full batches
-saturate the server, and what its throughput lacks against the times alone is what each request takes away.
+saturate the server, and what its throughput lacks against the times alone is what each request takes away. A load of
+80 % of that shows at last at which pace the machine does this work: see ``bench.pace``.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import numpy as np
 from clip_deploy.bench.box import Box, serving_of
 from clip_deploy.bench.curve import BatchCurve
 from clip_deploy.bench.figures import Load
-from clip_deploy.bench.measuring import measure
+from clip_deploy.bench.measuring import measure, measure_each
+from clip_deploy.bench.pace import pace_of
 from clip_deploy.client import Connection
 from clip_deploy.errors import CheckFailed, ServerError
 from clip_deploy.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from clip_deploy.bench.counting import Requests
     from clip_deploy.bench.figures import Run
     from clip_deploy.bench.subject import BenchSubject
 
@@ -37,6 +40,8 @@ _WARMUP_S = 3.0
 _STATISTICS_S = 5.0
 # A server is saturated when so much of its work was done in full batches.
 _SATURATED = 0.9
+# The load under which the pace is measured: queues hardly ever empty, and do not grow.
+_PACED = 0.8
 
 
 def measure_box(
@@ -55,10 +60,36 @@ def measure_box(
         subject,
         max_batch=max(1, serving.max_batch or 1),
         instances=serving.instances,
-        seconds=seconds,
+        seconds=seconds / 2,
         progress=progress,
     )
-    return Box(subject.target.name, serving, curve)
+    return _paced(subject, Box(subject.target.name, serving, curve), seconds / 2, progress)
+
+
+def _paced(subject: BenchSubject, box: Box, seconds: float, progress: Progress) -> Box:
+    """The same box, with the machine's pace."""
+    if box.serving.instances > 1:  # would not be read
+        return box
+    progress(f"watching the machine's pace at {_PACED:.0%} of {box.capacity:.4g} requests/s")
+    load = Load(rate=_PACED * box.capacity)
+    run, requests = measure_each(subject, load, duration_s=seconds, warmup_s=_WARMUP_S)
+    _require_right(run)
+    return at_pace_of(box, run, requests)
+
+
+def at_pace_of(box: Box, run: Run, requests: Requests) -> Box:
+    """A box on a machine with the pace of this run; as it was where batches cannot be told apart, or run at once.
+
+    Args:
+        run: of an open loop.
+        requests: those that were answered in its measured time.
+    """
+    if box.serving.instances > 1:
+        return box
+    whole_s = float((requests.ends_s - requests.starts_s).mean())
+    overhead_s = max(0.0, whole_s - run.queue_s - run.compute_s)
+    pace = pace_of(requests, run.histogram, box, overhead_s=overhead_s)
+    return replace(box, curve=box.curve.paced(pace, overhead_s)) if pace else box
 
 
 def measure_curve(
@@ -86,11 +117,7 @@ def measure_curve(
     progress("saturating the server")
     users = _USERS_PER_PLACE * max_batch * instances
     run = measure(subject, Load(users=users), duration_s=seconds * 0.4, warmup_s=_WARMUP_S)
-    if run.wrong or not run.answered:
-        raise CheckFailed(
-            f"{run.wrong} wrong answers of {run.answered} under load",
-            remedy="its speed means nothing; run clip-deploy smoke-test",
-        )
+    _require_right(run)
     stolen_s = _stolen_s(alone, run, max_batch, instances)
     if stolen_s >= 0:
         return replace(alone, stolen_s=stolen_s)
@@ -99,6 +126,14 @@ def measure_curve(
     return replace(
         alone, times_s={n: tuple(faster * t for t in ts) for n, ts in alone.times_s.items()}
     )
+
+
+def _require_right(run: Run) -> None:
+    if run.wrong or not run.answered:
+        raise CheckFailed(
+            f"{run.wrong} wrong answers of {run.answered} under load",
+            remedy="its speed means nothing; run clip-deploy smoke-test",
+        )
 
 
 def _alone(

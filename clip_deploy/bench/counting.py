@@ -39,6 +39,12 @@ class Requests:
         wrong[ledger.judge.wrong] = True
         return cls(starts_s, ends_s, answered, wrong)
 
+    def only(self, those: NDArray[np.bool_]) -> Requests:
+        """Those of them that are marked ``[n]``."""
+        return Requests(
+            self.starts_s[those], self.ends_s[those], self.answered[those], self.wrong[those]
+        )
+
     def started_in(self, window: Window) -> NDArray[np.bool_]:
         return (self.starts_s >= window.begin_s) & (self.starts_s < window.end_s)
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    # Consecutive spells: how many seconds each lasted, and how much of a curve's work was done per second.
+    Pace = tuple[tuple[float, float], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class BatchCurve:
@@ -25,18 +28,22 @@ class BatchCurve:
         overhead_s: a request's time outside the queue and the instance: client, wire and front end.
         stolen_s: what a request that arrives takes from the batches that run at that moment, since client and front
             end share the cores with the model; 0 where they do not.
+        pace: consecutive spells of a machine under load: seconds, and how much of the work was then done per second,
+            1 on average. Times of batches then vary with it, and not by themselves. Empty where it is not known.
     """
 
     times_s: Mapping[int, tuple[float, ...]]
     overhead_s: float
     stolen_s: float
+    pace: Pace = ()
 
     def __post_init__(self) -> None:
         remedy = "measure it again: clip-deploy capacity REPOSITORY"
         if 1 not in self.times_s or not all(self.times_s.values()):
             raise ConfigError("a batch-latency curve without batches of one", remedy=remedy)
-        numbers = (self.overhead_s, self.stolen_s, *(min(t) for t in self.times_s.values()))
-        if not np.isfinite(numbers).all() or min(numbers) < 0 or min(numbers[2:]) == 0:
+        costs, spells = (self.overhead_s, self.stolen_s), (n for spell in self.pace for n in spell)
+        times = (*(min(t) for t in self.times_s.values()), *spells)
+        if not np.isfinite((*costs, *times)).all() or min(costs) < 0 or min(times) <= 0:
             raise ConfigError("a batch-latency curve with times that cannot be", remedy=remedy)
 
     @property
@@ -67,20 +74,45 @@ class BatchCurve:
 
     def to_json(self) -> dict[str, Any]:
         times = {str(size): list(times) for size, times in self.times_s.items()}
-        return {"times_s": times, "overhead_s": self.overhead_s, "stolen_s": self.stolen_s}
+        return {
+            "times_s": times,
+            "overhead_s": self.overhead_s,
+            "stolen_s": self.stolen_s,
+            "pace": [list(spell) for spell in self.pace],
+        }
+
+    def paced(self, pace: Pace, overhead_s: float) -> BatchCurve:
+        """The same on a machine that kept this pace, with the overhead that it then had.
+
+        What the pace is on average goes into the times, so that 1 is left of it.
+        """
+        lasted_s, speed = np.array(pace).T
+        mean = float(lasted_s @ speed / lasted_s.sum())
+        return BatchCurve(
+            {size: tuple(t / mean for t in times) for size, times in self.times_s.items()},
+            overhead_s,
+            self.stolen_s / mean,
+            tuple(zip(lasted_s.tolist(), (speed / mean).tolist())),
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BatchCurve:
         times = {int(size): tuple(sorted(times)) for size, times in data["times_s"].items()}
-        return cls(times, float(data["overhead_s"]), float(data["stolen_s"]))
+        pace = tuple((float(lasted_s), float(speed)) for lasted_s, speed in data.get("pace", ()))
+        return cls(times, float(data["overhead_s"]), float(data["stolen_s"]), pace)
 
 
 def joined(curves: Sequence[BatchCurve]) -> BatchCurve:
     """One curve of several measurements of the same server."""
     sizes = sorted(set[int]().union(*(curve.times_s for curve in curves)))
     times = {n: sorted(t for curve in curves for t in curve.times_s.get(n, ())) for n in sizes}
-    return BatchCurve(
+    curve = BatchCurve(
         {size: tuple(seconds) for size, seconds in times.items()},
         fmean(curve.overhead_s for curve in curves),
         fmean(curve.stolen_s for curve in curves),
     )
+    if not all(each.pace for each in curves):
+        return curve
+    speeds = [curve.mean_s(curve.greatest) / each.mean_s(each.greatest) for each in curves]
+    pace = ((s, own * speed) for each, own in zip(curves, speeds) for s, speed in each.pace)
+    return curve.paced(tuple(pace), curve.overhead_s)

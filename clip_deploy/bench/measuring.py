@@ -26,6 +26,8 @@ from clip_deploy.errors import ConfigError
 from clip_deploy.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clip_deploy.bench.figures import Load
     from clip_deploy.bench.process import ServerProcess
     from clip_deploy.bench.subject import BenchSubject
@@ -62,6 +64,27 @@ def measure(
         ConfigError: the measured time is empty, or has more arrivals than can be kept.
         ServerError: the server died, or gives no answers.
     """
+    run, _ = measure_each(
+        subject, load, duration_s=duration_s, warmup_s=warmup_s, seed=seed, progress=progress
+    )
+    return run
+
+
+def measure_each(
+    subject: BenchSubject,
+    load: Load,
+    *,
+    duration_s: float,
+    warmup_s: float,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuple[Run, Requests]:
+    """What ``measure`` gives, and the requests that were answered in the measured time.
+
+    Raises:
+        ConfigError: the measured time is empty, or has more arrivals than can be kept.
+        ServerError: the server died, or gives no answers.
+    """
     if not (duration_s > 0 and warmup_s >= 0):
         raise ConfigError(
             f"a run of {duration_s:g} s after a warm-up of {warmup_s:g} s",
@@ -89,7 +112,7 @@ class _Measurement:
         self._subject, self._load, self._progress = subject, load, progress
         self._process = _process(subject.pid)
 
-    async def run(self, duration_s: float, warmup_s: float, seed: int) -> Run:
+    async def run(self, duration_s: float, warmup_s: float, seed: int) -> tuple[Run, Requests]:
         subject = self._subject
         patience_s = TIMEOUT_S if self._load.rate is None else _OPEN_PATIENCE_S
         end_s = warmup_s + duration_s
@@ -109,7 +132,9 @@ class _Measurement:
             )
         ledger.judge.close()
         memory_mb = self._process.memory_mb() if self._process else None
-        return _run(self._load, ledger, counters, memory_mb, held_back)
+        requests = Requests.of(ledger)
+        run = _run(self._load, window, requests, ledger.errors, counters, memory_mb, held_back)
+        return run, requests.only(requests.answered_in(window))
 
     async def _put(self, call: Caller, window: Window, seed: int) -> bool:
         """Put the load on the server until the run is over; whether an open loop had to hold requests back."""
@@ -151,13 +176,15 @@ def _clock() -> Any:
 
 def _run(
     load: Load,
-    ledger: Ledger,
+    window: Window,
+    requests: Requests,
+    errors: Mapping[str, int],
     counters: tuple[_Counters, _Counters],
     memory_mb: float | None,
     held_back: bool,
 ) -> Run:
     """The figures of a run, once it is over."""
-    window, requests, (before, after) = ledger.window, Requests.of(ledger), counters
+    before, after = counters
     measured, open_loop = requests.started_in(window), load.rate is not None
     served = Served.between(before.statistics, after.statistics)
     return Run(
@@ -166,7 +193,7 @@ def _run(
         sent=int(measured.sum()),
         answered=int((measured & requests.answered).sum()),
         wrong=int((measured & requests.wrong).sum()),
-        errors=dict(ledger.errors),
+        errors=dict(errors),
         throughput=float((requests.answered_in(window) & ~requests.wrong).sum() / window.seconds),
         latency=requests.latency(window),
         histogram=served.histogram,

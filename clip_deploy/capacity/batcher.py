@@ -17,7 +17,7 @@ result is held against the embedded server):
 - A full queue refuses; a request that waited longer than the timeout is refused when the batcher next looks.
 
 Not modelled: requests of several rows, priorities, ensembles, sequences, the response cache, timeouts that delay, a
-client that gives up, and a machine that slows down for a while; times of the batcher's own thread, some 0.1 ms.
+client that gives up; times of the batcher's own thread, some 0.1 ms.
 
 Times are whole nanoseconds inside, as in Triton, so that nothing depends on rounding.
 """
@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from clip_deploy.capacity.clocks import EvenClock, PacedClock
 from clip_deploy.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,8 +49,9 @@ _NAP = _SECOND // 2
 # A curve becomes a table of so many equally likely times per size.
 _LEVELS = (np.arange(256) + 0.5) / 256
 # When a batch ends, the batcher's thread wakes while the instance's thread looks for its next batch. How often the
-# batcher is first, as seen with a model that only sleeps: without and with a queue limit or timeout.
-_GROWS, _MISSES = 0.25, 0.7
+# batcher is first: measured with Triton's trace (docs/capacity.md); with a queue limit or a timeout it is only fitted
+# to what a sleeping model refused.
+_GROWS, _MISSES = 0.5, 0.7
 # A user whom a full queue refuses does not ask again at once.
 _REFUSED_PAUSE = _SECOND // 1000
 
@@ -115,11 +117,10 @@ class _Batcher:
         self._prefetches = not (self._limit or self._timeout)
         self._first = (_GROWS if self._prefetches else _MISSES) * len(_LEVELS)
         self._instances = self._idle = serving.instances
-        self._times = {
-            size: [int(t) for t in curve.seconds(size, _LEVELS) * _SECOND]
-            for size in range(1, self._max + 1)
-        }
-        self._draws = _draws(np.random.default_rng(seed))
+        self._times = {size: _times(curve, size) for size in range(1, self._max + 1)}
+        generator = np.random.default_rng(seed)
+        self._draws = _draws(generator)
+        self._clock = PacedClock(curve.pace, generator.random()) if curve.pace else EvenClock()
         self._overhead = int(curve.overhead_s * _SECOND)
         self._theft = int(curve.stolen_s * _SECOND)
         self._coming = starts  # a sorted list is a heap
@@ -171,7 +172,8 @@ class _Batcher:
         """A batch is done, unless arrivals took some of its time; its instance and the batcher look for more."""
         now, number, payload = heapq.heappop(self._running)
         if payload.stolen:
-            heapq.heappush(self._running, (now + payload.stolen, number, payload))
+            end = self._clock.end(now, payload.stolen)
+            heapq.heappush(self._running, (end, number, payload))
             payload.stolen = 0
             return
         self._batches[number] = (payload.started, len(payload.requests), now - payload.started)
@@ -255,7 +257,7 @@ class _Batcher:
             payload.requests += self._queue.popleft().requests
         payload.started = now
         self._idle -= 1
-        end = now + self._times[len(payload.requests)][next(self._draws)]
+        end = self._clock.end(now, self._times[len(payload.requests)][next(self._draws)])
         heapq.heappush(self._running, (end, len(self._batches), payload))
         self._batches.append((now, len(payload.requests), 0))
 
@@ -285,6 +287,13 @@ class _Batcher:
             batches[:, 1],
             batches[:, 2] / _SECOND,
         )
+
+
+def _times(curve: BatchCurve, size: int) -> list[int]:
+    """Equally likely times of a batch; with a known pace, which varies them, all are the mean."""
+    if curve.pace:
+        return [int(curve.mean_s(size) * _SECOND)] * len(_LEVELS)
+    return [int(t) for t in curve.seconds(size, _LEVELS) * _SECOND]
 
 
 def _draws(generator: np.random.Generator) -> Iterator[int]:

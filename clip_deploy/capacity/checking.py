@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from clip_deploy.bench.costs import at_pace_of
 from clip_deploy.bench.curve import joined
 from clip_deploy.bench.figures import Latency, Load
 from clip_deploy.bench.load import poisson
-from clip_deploy.bench.measuring import measure
+from clip_deploy.bench.measuring import measure_each
 from clip_deploy.bench.others import in_quiet
 from clip_deploy.capacity.batcher import simulate
 from clip_deploy.capacity.planning import LEVELS
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from clip_deploy.bench.box import Box
+    from clip_deploy.bench.counting import Requests
     from clip_deploy.bench.figures import Run
     from clip_deploy.bench.subject import BenchSubject
 
@@ -38,7 +40,9 @@ class Comparison:
     """A prediction and what was measured, at one share of a box's capacity.
 
     ``predicted_p99_s`` is the median of simulations that differ in the batches' times alone; ``chance_s`` are the
-    least and the greatest of them. ``others_cores`` is what others took of the machine during the measurement.
+    least and the greatest of them. ``same_pace_p99_s`` is what the simulation gives for the machine's pace during the
+    very run, which nobody knows beforehand: where it is right and the prediction is wrong, the machine has changed.
+    ``others_cores`` is what others took of the machine during the measurement.
     """
 
     level: float
@@ -46,6 +50,7 @@ class Comparison:
     predicted_throughput: float
     predicted: Latency
     chance_s: tuple[float, float]
+    same_pace_p99_s: float | None = None
     others_cores: float | None = None
 
     @property
@@ -73,6 +78,7 @@ class Comparison:
             "predicted_p90_s": self.predicted.p90_s,
             "predicted_p99_s": self.predicted.p99_s,
             "chance_s": list(self.chance_s),
+            "same_pace_p99_s": self.same_pace_p99_s,
             "others_cores": self.others_cores,
             "throughput_error": self.throughput_error,
             "p99_error": self.p99_error,
@@ -105,19 +111,28 @@ def check(
     comparisons, before = [], box.curve
     for level in levels:
         progress(f"measuring at {level:.0%} of {box.capacity:.4g} requests/s")
-        run, others_cores = in_quiet(
+        (run, requests), others_cores = in_quiet(
             partial(_run, subject, level, box, duration_s), subject.pid, progress
         )
         again, _ = in_quiet(measure_box, subject.pid, progress)
         after = again.curve
         around = replace(box, curve=joined([before, after]))
-        comparisons.append(replace(compare(level, run, around), others_cores=others_cores))
+        own = at_pace_of(around, run, requests)
+        comparisons.append(
+            replace(
+                compare(level, run, around),
+                same_pace_p99_s=compare(level, run, own).predicted.p99_s
+                if own is not around
+                else None,
+                others_cores=others_cores,
+            )
+        )
         before = after
     return tuple(comparisons)
 
 
-def _run(subject: BenchSubject, level: float, box: Box, duration_s: float) -> Run:
-    run = measure(
+def _run(subject: BenchSubject, level: float, box: Box, duration_s: float) -> tuple[Run, Requests]:
+    run, requests = measure_each(
         subject,
         Load(rate=level * box.capacity),
         duration_s=duration_s,
@@ -129,7 +144,7 @@ def _run(subject: BenchSubject, level: float, box: Box, duration_s: float) -> Ru
             f"{run.wrong} wrong answers of {run.answered} at {run.load}",
             remedy="its speed means nothing; run clip-deploy smoke-test",
         )
-    return run
+    return run, requests
 
 
 def compare(level: float, run: Run, box: Box) -> Comparison:

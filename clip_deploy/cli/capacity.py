@@ -236,7 +236,9 @@ def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
     from clip_deploy.capacity.checking import P99_BAR, THROUGHPUT_BAR
     from clip_deploy.report.grid import grid
 
-    rows = grid("load", "", "measured", "predicted", "by chance", "error", "", "others")
+    rows = grid(
+        "load", "", "measured", "predicted", "by chance", "same pace", "error", "", "others"
+    )
     for each in comparisons:
         assert each.measured.latency is not None  # check refuses a run without answers
         rows.add_row(
@@ -244,6 +246,7 @@ def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
             "answers/s",
             f"{each.measured.throughput:.4g}",
             f"{each.predicted_throughput:.4g}",
+            "",
             "",
             f"{each.throughput_error:+.1%}",
             "✓" if abs(each.throughput_error) <= THROUGHPUT_BAR else "✗",
@@ -255,6 +258,7 @@ def _comparison_table(comparisons: tuple[Comparison, ...]) -> RenderableType:
             _ms(each.measured.latency.p99_s),
             _ms(each.predicted.p99_s),
             "–".join(_ms(seconds) for seconds in each.chance_s),
+            "" if each.same_pace_p99_s is None else _ms(each.same_pace_p99_s),
             f"{each.p99_error:+.1%}",
             "✓" if abs(each.p99_error) <= P99_BAR else "✗",
         )
