@@ -1,6 +1,6 @@
 """Our served path against its peers, as ratios of one run: the same pictures, the same number of users, in turns.
 
-    python benchmarks/peers.py [--users 32] [--seconds 8] [--repeats 3] [--infinity PYTHON] [--json]
+    python benchmarks/peers.py [--users 32] [--seconds 12] [--repeats 2] [--infinity PYTHON] [--json]
 
 - raw: the model in OpenVINO (bfloat16) and in ONNX Runtime, in a process of its own, at its best over batch sizes and
   streams; served: the same through the embedded Triton, from requests written beforehand, every answer judged.
@@ -51,6 +51,8 @@ from clip_deploy.smoke.subject import targets_of
 from clip_deploy.spec import EncoderSpec, EngineSpec, ServingSpec, Tower
 
 MODEL = "ViT-B-32"
+# Half of the users: while one batch runs, the next one waits in full.
+MAX_BATCH = 16
 HERE = Path(__file__).parent
 # How a raw session may be run: (batch, streams). The best counts.
 RAW = {"openvino": [(16, 2), (8, 2), (32, 1), (16, 1)], "onnxruntime": [(4, 1), (16, 1), (32, 1)]}
@@ -75,7 +77,7 @@ def raw(model: ExportedModel, engine: str, batch: int, streams: int, seconds: fl
 
 def repository(model: ExportedModel, engine: str, place: Path, delay_us: int = 5000) -> Path:
     build = BACKENDS["python"].build(model, EngineSpec(engine), print)
-    repositories.assemble(build, ServingSpec(queue_delay_us=delay_us), place)
+    repositories.assemble(build, ServingSpec(queue_delay_us=delay_us, max_batch=MAX_BATCH), place)
     return place
 
 
@@ -303,8 +305,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=12)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--infinity", metavar="PYTHON", help="a Python that has infinity-emb")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
