@@ -47,6 +47,8 @@ bench: setup ## the ratios of benchmarks/
 	$(BIN)/python benchmarks/main_path.py
 	$(BIN)/python benchmarks/lint.py
 	$(BIN)/python benchmarks/half.py
+	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/peers.py
 
 clean: ## remove what was built here, but not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache
