@@ -2,8 +2,8 @@
 
     python benchmarks/decode.py [--json FILE]
 
-A mosaic of the package's photographs at their own size makes a picture of 12 megapixels that is sharp to the pixel. Time
-is from the file's bytes to the model's pixels; bar ≤ 0.35. Where a trained CLIP lies in ../shared, the cosine between
+A mosaic of the package's photographs at their own size makes a picture of 12 megapixels that is sharp to the pixel.
+Time is from the file's bytes to the model's pixels; bar ≤ 0.35. Where a trained CLIP lies in ../shared, the cosine between
 the embeddings of both ways is judged, too; bar ≥ 0.999.
 """
 
