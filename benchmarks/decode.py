@@ -3,8 +3,8 @@
     python benchmarks/decode.py [--json FILE]
 
 A mosaic of the package's photographs at their own size makes a picture of 12 megapixels that is sharp to the pixel.
-Time is from the file's bytes to the model's pixels; bar ≤ 0.35. Where a trained CLIP lies in ../shared, the cosine between
-the embeddings of both ways is judged, too; bar ≥ 0.999.
+Time is from the file's bytes to the model's pixels; bar ≤ 0.35. Where a trained CLIP lies in ../shared, the cosine
+between the embeddings of both ways is judged, too; bar ≥ 0.999.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def cosines(files: list[bytes]) -> Figure:
         spec = EncoderSpec(str(TRAINED / "tiny-clip.json"), weights, towers=(Tower.IMAGE,))
         (model,) = export(spec, Path(folder))
         encode, preprocess = session(model.graph_files[0]), model.contract.preprocess
-        exact, fast = (encode(to_pixels(files, preprocess, decode=how)) for how in ("exact", "fast"))
+        exact, fast = (
+            encode(to_pixels(files, preprocess, decode=how)) for how in ("exact", "fast")
+        )
     found = cosine(exact, fast)
     parts = {"pictures": len(files)}
     return figure("cosine of fast and exact, least", [float(found.min())], 0.999, False, parts)
