@@ -141,6 +141,12 @@ _ROWS = (
         "pip install 'clip-deploy[server]'",
         _packages("onnxruntime", "numpy"),
     ),
+    _Row(
+        "OpenVINO",
+        "render-config --engine openvino, and its models",
+        "pip install 'clip-deploy[openvino]'",
+        _packages("openvino"),
+    ),
     _Row("libpython", "the embedded server", "run clip-deploy server install", _libpython),
     _Row("embedded server", "serve, smoke-test", "run clip-deploy server install", _embedded),
     _Row("GPU", "TensorRT, GPU instances", _GPU_DRIVER, _gpu("name")),

@@ -409,6 +409,7 @@ def _printed(renderable) -> str:
 # The page
 
 
+@pytest.mark.processes  # matplotlib asks for the system's fonts, once per machine
 def test_the_page_needs_no_network():
     from clip_deploy.report.load_page import comparison_page, page
 
@@ -421,6 +422,7 @@ def test_the_page_needs_no_network():
         assert text.count("<svg") >= 4
 
 
+@pytest.mark.processes  # matplotlib asks for the system's fonts, once per machine
 def test_the_page_escapes_what_it_is_told():
     from clip_deploy.report.load_page import comparison_page, page
 
@@ -431,12 +433,14 @@ def test_the_page_escapes_what_it_is_told():
         assert "&lt;script&gt;" in text
 
 
+@pytest.mark.processes  # matplotlib asks for the system's fonts, once per machine
 def test_wrong_answers_head_the_page():
     from clip_deploy.report.load_page import page
 
     assert "2 of 160 answers under load were wrong" in page(report(41.0, wrong=2))
 
 
+@pytest.mark.processes  # matplotlib asks for the system's fonts, once per machine
 def test_a_page_of_nothing_but_overload_has_its_charts():
     from clip_deploy.report.load_page import page
 

@@ -14,6 +14,7 @@ from clip_deploy.cli import main
 from clip_deploy.compare import Reference
 from clip_deploy.engines import BACKENDS
 from clip_deploy.errors import ConfigError, EngineError
+from clip_deploy.files import digest
 from clip_deploy.repository import assemble
 from clip_deploy.spec import EngineSpec, Precision, ServingSpec, Tower
 
@@ -107,10 +108,7 @@ def test_an_ir_that_disagrees_with_torch_is_not_made(exports: Path):
     Reference(reference.inputs, reference.outputs[::-1].copy(), reference.labels).save(
         place, Tower.IMAGE
     )
-    files = {
-        **model.files,
-        "reference.npz": __import__("hashlib").sha256(place.read_bytes()).hexdigest(),
-    }
+    files = {**model.files, "reference.npz": digest([place])}
     manifest = json.loads((model.directory / "manifest.json").read_text())
     (model.directory / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
     with pytest.raises(EngineError, match="out of tolerance: cosine"):
