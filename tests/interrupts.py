@@ -31,12 +31,15 @@ def interrupted(is_time: Callable[[], bool], *, after_s: float = 0.0) -> Iterato
 
     over = threading.Event()
     thread = threading.Thread(target=send)
+    # Where the tests run in the background of a script, SIGINT is ignored from the start.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
+        signal.signal(signal.SIGINT, handler)
     assert sent_s, "it ended before it could be interrupted"
     assert time.monotonic() - sent_s[0] < 15
 
