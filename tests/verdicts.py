@@ -18,11 +18,27 @@ class ServerDied(AssertionError):
     """The whole server ended over a model."""
 
 
+_TRIES = 3
+
+
 def verdicts(repository: Path, log: Path, timeout_s: float = 300) -> dict[str, bool]:
     """Model → whether every version that Triton tried is ready; models that it did not even read are False.
 
-    Such a server starts whatever the models are like: it says so and goes on.
+    Such a server starts whatever the models are like: it says so and goes on. Among many wrong models it dies now and
+    then, by chance (SIGSEGV while a sequence's state or a warmup is set up); it is then asked again.
+
+    Raises:
+        ServerDied: it died every time.
     """
+    for _ in range(_TRIES - 1):
+        try:
+            return _verdicts(repository, log, timeout_s)
+        except ServerDied:
+            continue
+    return _verdicts(repository, log, timeout_s)
+
+
+def _verdicts(repository: Path, log: Path, timeout_s: float) -> dict[str, bool]:
     files = install.installed()
     tolerant = ("--exit-on-error=false", "--strict-readiness=false")
     launch = prepare(ServerOptions(log=log, arguments=tolerant))
