@@ -179,6 +179,14 @@ def engine_digests(folder: Path) -> dict[str, str]:
     return found
 
 
+def engine_precision(exported: ExportedModel) -> str | None:
+    """What the engine beside a served model was checked in; None where it has the graph's own precision."""
+    path = exported.directory / ENGINE
+    return (
+        read_manifest(path, "render the model again").get("precision") if path.is_file() else None
+    )
+
+
 # What a plan's manifest holds, and of which kind it is.
 _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "file": (str,),

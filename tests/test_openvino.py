@@ -11,11 +11,13 @@ import pytest
 
 from clip_deploy.artifacts import ExportedModel, exported_models
 from clip_deploy.cli import main
-from clip_deploy.compare import Reference
+from clip_deploy.client import TritonInferenceClient
+from clip_deploy.compare import Reference, cosine
 from clip_deploy.engines import BACKENDS
-from clip_deploy.errors import ConfigError, EngineError
+from clip_deploy.errors import ConfigError, EngineError, ServerError
 from clip_deploy.files import digest
-from clip_deploy.repository import assemble
+from clip_deploy.repository import assemble, read
+from clip_deploy.servers import LAUNCHERS, ServerOptions
 from clip_deploy.spec import EngineSpec, Precision, ServingSpec, Tower
 
 from .conftest import SHARED
@@ -214,3 +216,39 @@ def test_a_server_that_computes_otherwise_than_was_checked_does_not_load(
     config.write_text(config.read_text().replace('"f32"', '"dynamic"'))
     assert main(["smoke-test", str(tmp_path / "models")]) == 6
     assert "'dynamic', not bf16 or f32" in capsys.readouterr().err
+
+
+@pytest.mark.server
+@pytest.mark.export
+def test_a_token_id_beyond_the_vocabulary_gets_no_vector_and_its_neighbours_get_theirs(
+    exports: Path, tmp_path: Path, capsys
+):
+    text = ExportedModel.read(exports / Tower.TEXT.model_name)
+    assemble(
+        BACKENDS["python"].build(text, EngineSpec("openvino")), ServingSpec(), tmp_path / "models"
+    )
+    reference = Reference.read(text.directory / "reference.npz", Tower.TEXT)
+    with (
+        LAUNCHERS["embedded"].start(read(tmp_path / "models"), ServerOptions()) as handle,
+        TritonInferenceClient(handle.grpc) as client,
+    ):
+        for beyond in (1_000_000, -1):
+            wrong = reference.inputs[:1].copy()
+            wrong[0, 1] = beyond
+            with pytest.raises(ServerError, match="a token id outside 0 to"):
+                client.embed(Tower.TEXT, wrong)
+        got = client.embed(Tower.TEXT, reference.inputs[:2])
+        assert cosine(got, reference.outputs[:2]).min() > 0.999
+    config = tmp_path / "models" / text.name / "config.pbtxt"
+    said = config.read_text()
+    other = {"bf16": "int8", "fp32": "bf16"}
+    (now,) = [p for p in other if f'engine_precision" value {{ string_value: "{p}"' in said]
+    config.write_text(
+        said.replace(
+            f'engine_precision" value {{ string_value: "{now}"',
+            f'engine_precision" value {{ string_value: "{other[now]}"',
+        )
+    )
+    capsys.readouterr()
+    assert main(["smoke-test", str(tmp_path / "models"), "--concurrency", "8"]) == 7
+    assert f"the engine was checked in {now}" in " ".join(capsys.readouterr().out.split())

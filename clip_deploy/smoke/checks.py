@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clip_deploy.artifacts import engine_digests
+from clip_deploy.artifacts import engine_digests, engine_precision
 from clip_deploy.compare import agreement, norm_error, row_influence, spread, worst
 from clip_deploy.contract import PREFIX
 from clip_deploy.errors import ServerError, ServerTimeout, ServerUnavailable
@@ -111,6 +111,11 @@ def descriptions(subject: Subject, target: Target) -> Outcome:
         ours, theirs = target.exported.contract.to_parameters(), contract.to_parameters()
         keys = [key.removeprefix(PREFIX) for key in ours if ours[key] != theirs.get(key)]
         faults.append(f"config and manifest differ in {', '.join(keys) or 'their tensors'}")
+    promised = engine_precision(target.exported) if target.exported else None
+    if promised is not None and promised != target.served.precision.value:
+        faults.append(
+            f"config says {target.served.precision.value}, the engine was checked in {promised}"
+        )
     against = (
         "metadata = config = manifest"
         if target.exported

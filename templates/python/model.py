@@ -118,7 +118,33 @@ def open_openvino(folder, config):
         return [compiled.create_infer_request() for _ in range(count)]
 
     together = opened(1)
-    return Streams(together[0], opened(streams) if streams > 1 else together)
+    run = Streams(together[0], opened(streams) if streams > 1 else together)
+    return within_vocabulary(run, model) if model.inputs[0].element_type.get_type_name() == "i32" else run
+
+
+def within_vocabulary(run, model):
+    """Refuses token ids that the model has no row for: ONNX Runtime does so itself, OpenVINO gives some vector."""
+    tables = [reader.input_value(0) for reader in readers(model.inputs[0]) if reader.get_type_name() == "Gather"]
+    if not tables:
+        raise pb_utils.TritonModelException("the network does not show which token ids there are")
+    size = min(table.get_partial_shape()[0].get_length() for table in tables)
+
+    def checked(batch):
+        if batch.min() < 0 or batch.max() >= size:
+            raise ValueError(f"a token id outside 0 to {size - 1}")
+        return run(batch)
+
+    return checked
+
+
+def readers(output):
+    """What reads a value, as it is or converted to another type."""
+    for place in output.get_target_inputs():
+        node = place.get_node()
+        if node.get_type_name() == "Convert":
+            yield from readers(node.output(0))
+        else:
+            yield node
 
 
 class Streams:
