@@ -11,7 +11,8 @@ The tree::
     ├── ServerError          6   Triton did not start, died, refused a model, or answered with an error
     │   ├── ServerUnavailable 6  nobody answers at that address, or the server's queue is full
     │   └── ServerTimeout    6   no answer before the deadline
-    └── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    ├── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    └── IndexDamaged         8   an index of pictures whose files cannot be read
 
 Anything else that escapes is a bug and keeps its traceback (exit code 1).
 """
@@ -81,6 +82,12 @@ class CheckFailed(ClipDeployError):
     """A lint, smoke test or benchmark bar that the subject answered wrongly."""
 
     exit_code = 7
+
+
+class IndexDamaged(ClipDeployError):
+    """An index of pictures whose files cannot be read, or are not all there."""
+
+    exit_code = 8
 
 
 @contextmanager
