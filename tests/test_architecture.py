@@ -68,6 +68,7 @@ HOMES = {
     "lancedb": {"indexes"},
     "pyarrow": {"indexes"},
     "elasticsearch": {"indexes"},
+    "elastic_transport": {"indexes"},
 }
 
 
