@@ -34,7 +34,7 @@ LEAST_PROBED = 16
 # A reader may still be in the middle of a version that was replaced so long ago.
 _KEPT = timedelta(hours=1)
 # Pictures that are the same to the last bit tie; so many of them are put in order.
-_MAX_TIES = 10_000
+_MAX_TIES = 2_000
 _IDS_AT_ONCE = 500
 
 
