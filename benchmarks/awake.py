@@ -2,9 +2,9 @@
 
     python benchmarks/awake.py [--users 100] [--seconds 20] [--repeats 2] [--engine openvino] [--json FILE]
 
-In turns, on the same cores: a web process that holds ViT-B-32 in torch (shop.py old), and one that asks Triton (shop.py
-new). A hundred people upload photographs one after another; meanwhile a visitor asks for a page of products every 50 ms,
-and each of those latencies counts from the moment at which it was due.
+In turns, on the same cores: a web process that holds ViT-B-32 in torch (shop.py old), and one that asks Triton
+(shop.py new). A hundred people upload photographs one after another; meanwhile a visitor asks for a page of products
+every 50 ms, and each of those latencies counts from the moment at which it was due.
 
 - p99 of the products page, old ÷ new: bar ≥ 10.
 
@@ -95,9 +95,11 @@ def main() -> int:
         for _ in range(options.repeats):
             with shop("old", MODEL) as url:
                 old.append(asyncio.run(visit(url, options.users, options.seconds)))
-            with LAUNCHERS["embedded"].start(repositories.read(place), ServerOptions()) as triton:
-                with shop("new", triton.grpc) as url:
-                    new.append(asyncio.run(visit(url, options.users, options.seconds)))
+            with (
+                LAUNCHERS["embedded"].start(repositories.read(place), ServerOptions()) as triton,
+                shop("new", triton.grpc) as url,
+            ):
+                new.append(asyncio.run(visit(url, options.users, options.seconds)))
             print(f"old: {old[-1]}, new: {new[-1]}", file=sys.stderr, flush=True)
     parts = {
         f"{name}_{key}": statistics.median(values[i] for values in rounds)

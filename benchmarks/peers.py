@@ -3,13 +3,14 @@
     python benchmarks/peers.py [--users 32] [--seconds 12] [--repeats 2] [--infinity PYTHON] [--json]
 
 - raw: the model in OpenVINO (bfloat16 where the CPU has it, else FP32) and in ONNX Runtime, in a process of its own, at
-  its best over batch sizes and streams; served: the same through the embedded Triton, from requests written beforehand, every answer judged.
+  its best over batch sizes and streams; served: the same through the embedded Triton, from requests written beforehand,
+  every answer judged.
 - served from JPEG: a web process that decodes each picture, sends its pixels and waits; against what serves JPEGs, too:
   the old design (torch in the web process) and infinity-emb, where ``--infinity`` names a Python that has it.
 - one user: the median latency beyond that of the raw session and beyond the queue delay, in milliseconds.
-- GEMM: the time that torch's kernels of the same precision take for the matrix products of one picture (patches, and per layer
-  attention in, attention out, and the two of the MLP, at 16 pictures a batch; attention scores are left out), as
-  pictures per second; raw is held against it.
+- GEMM: the time that torch's kernels of the same precision take for the matrix products of one picture (patches, and
+  per layer attention in, attention out, and the two of the MLP, at 16 pictures a batch; attention scores are left out),
+  as pictures per second; raw is held against it.
 
 Exit code 1 when a bar is missed. With ``--json`` the last line is one JSON object.
 """
