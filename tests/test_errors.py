@@ -20,7 +20,9 @@ def test_every_failure_requires_a_remedy():
         ("EngineError", 5),
         ("ServerError", 6),
         ("ServerUnavailable", 6),
+        ("ServerBusy", 6),
         ("ServerTimeout", 6),
+        ("ModelChanged", 6),
         ("CheckFailed", 7),
     ],
 )
