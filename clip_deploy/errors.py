@@ -9,8 +9,10 @@ The tree::
     ├── ExportError          4   did not load, did not trace, or out of tolerance
     ├── EngineError          5   the engine did not build, or is not what was asked for
     ├── ServerError          6   Triton did not start, died, refused a model, or answered with an error
-    │   ├── ServerUnavailable 6  nobody answers at that address, or the server's queue is full
-    │   └── ServerTimeout    6   no answer before the deadline
+    │   ├── ServerUnavailable 6  nobody answers at that address
+    │   │   └── ServerBusy   6   the server's queue is full
+    │   ├── ServerTimeout    6   no answer before the deadline
+    │   └── ModelChanged     6   the server now serves other weights
     └── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
 
 Anything else that escapes is a bug and keeps its traceback (exit code 1).
@@ -73,8 +75,16 @@ class ServerUnavailable(ServerError):
     """Nobody answers at that address, or the server's queue is full: the same request may succeed later."""
 
 
+class ServerBusy(ServerUnavailable):
+    """The server's queue is full."""
+
+
 class ServerTimeout(ServerError):
     """No answer before the deadline."""
+
+
+class ModelChanged(ServerError):
+    """The server now serves other weights than this client began with."""
 
 
 class CheckFailed(ClipDeployError):

@@ -25,6 +25,7 @@ LAYERS = (
     {"smoke"},
     {"bench"},
     {"tune", "capacity"},
+    {"gateway"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -65,6 +66,13 @@ HOMES = {
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},
+    "fastapi": {"gateway"},
+    "starlette": {"gateway"},
+    "pydantic": {"gateway"},
+    "pydantic_core": {"gateway"},
+    "uvicorn": {"gateway"},
+    "python_multipart": {"gateway"},
+    "prometheus_client": {"gateway"},
 }
 
 
