@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
     epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → gateway. Exit codes: 2 asked wrongly, 3 something is missing, "
-    "4 export, 5 engine, 6 server, 7 a check failed.",
+    "4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
