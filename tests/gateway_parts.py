@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
-from contextlib import asynccontextmanager
+import json
 from types import SimpleNamespace
 
 import httpx
 import numpy as np
+from fastapi import FastAPI
 from PIL import Image
 
 from clip_deploy.errors import InputError
 from clip_deploy.gateway import GatewaySettings
 from clip_deploy.gateway.app import create_app
+from clip_deploy.indexes import IndexIdentity
 from clip_deploy.inputs.images import load
 from clip_deploy.inputs.texts import MAX_CHARACTERS
 from clip_deploy.spec import Tower
@@ -107,7 +110,7 @@ class FakeIndex:
     """Three pictures, found by any query; remembers what it was asked."""
 
     def __init__(self, weights: str = WEIGHTS) -> None:
-        self.identity = SimpleNamespace(weights_sha256=weights, embed_dim=DIM, model="tiny")
+        self.identity = IndexIdentity(weights, DIM, "tiny/random")
         self.asked: list[dict] = []
         self.failure: Exception | None = None
         self.closed = False
@@ -130,9 +133,13 @@ class FakeIndex:
         ][:limit]
 
     async def thumbnail(self, id):
+        if self.failure:
+            raise self.failure
         return jpeg(1) if id == "a folder/1.jpg" else None
 
     async def stats(self):
+        if self.failure:
+            raise self.failure
         return SimpleNamespace(
             items=3, identity=self.identity, bytes=1, place="photos.index", engine="stand-in"
         )
@@ -141,12 +148,58 @@ class FakeIndex:
         self.closed = True
 
 
-@asynccontextmanager
-async def running(client=None, index=None, log=None, **settings):
-    """An HTTP client of a gateway around the stand-ins, and its app."""
+class Gateway:
+    """A gateway without a socket, asked from a test that is no coroutine."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self.app, self.log = app, io.StringIO()
+        self._loop = asyncio.new_event_loop()
+        self._lifespan = app.router.lifespan_context(app)
+        self.http = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost"
+        )
+
+    def __enter__(self) -> Gateway:
+        try:
+            self.run(self._lifespan.__aenter__())
+        except BaseException:
+            self._loop.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.run(self.http.aclose())
+        self.run(self._lifespan.__aexit__(None, None, None))
+        self._loop.close()
+
+    def run(self, work):
+        return self._loop.run_until_complete(work)
+
+    def get(self, path: str, **options) -> httpx.Response:
+        return self.run(self.http.get(path, **options))
+
+    def post(self, path: str, **options) -> httpx.Response:
+        return self.run(self.http.post(path, **options))
+
+    def lines(self) -> list[dict]:
+        """The access log."""
+        return [json.loads(line) for line in self.log.getvalue().splitlines()]
+
+
+def gateway(
+    client: FakeClient | None = None, index: FakeIndex | None = None, **settings
+) -> Gateway:
+    """A gateway around the stand-ins."""
+    log = io.StringIO()
     settings = GatewaySettings("stand-in:8001", **settings)
-    app = create_app(settings, client=client or FakeClient(), index=index, log=log)
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            yield SimpleNamespace(http=http, app=app)
+    made = Gateway(create_app(settings, client=client or FakeClient(), index=index, log=log))
+    made.log = log
+    return made
+
+
+def image_form(data: bytes | None = None) -> dict:
+    return {"files": {"file": ("cat.jpg", jpeg() if data is None else data, "image/jpeg")}}
+
+
+def data_uri(data: bytes, kind: str = "jpeg") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 from python_multipart.exceptions import FormParserError
@@ -29,7 +30,7 @@ def declared_bytes(request: Request, most: int) -> int:
         Problem: more than ``most``.
     """
     said = request.headers.get("content-length", "0")
-    if not said.isascii() or not said.isdigit():
+    if not re.fullmatch(r"[0-9]{1,18}", said):
         raise Problem("bad-request", "Content-Length is no number", remedy="send it right, or not")
     if int(said) > most:
         raise _too_large(most)

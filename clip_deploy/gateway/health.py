@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from clip_deploy import __version__
 from clip_deploy.gateway.models import IndexStatus, Ready, Status
-from clip_deploy.gateway.problems import documented
+from clip_deploy.gateway.problems import documented, of_the_index
 from clip_deploy.gateway.search import described
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ async def status(request: Request) -> Status:
     found = await service.readiness()
     index = None
     if service.has_index:
-        stats = await service.index().stats()
+        with of_the_index():
+            stats = await service.index().stats()
         index = IndexStatus(items=stats.items, place=stats.place, engine=stats.engine)
     return Status(
         ready=found.ready,

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TextIO
 
-from clip_deploy.gateway.problems import log_bug, problem_of, response_to
+from starlette.requests import ClientDisconnect
+
+from clip_deploy.gateway.problems import REASONS, log_bug, problem_of, response_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +95,8 @@ class Journal:
 
         try:
             await self._app(scope, receive, count)
+        except ClientDisconnect:
+            exchange.refused = "gone"
         except Exception as error:
             log_bug(exchange.id, error)
             exchange.refused = "bug"
@@ -115,7 +119,7 @@ def _line(route: str, method: str, exchange: Exchange) -> dict[str, Any]:
         "request_id": exchange.id,
         "method": method,
         "route": route,
-        "status": exchange.status,
+        "status": exchange.status or REASONS["gone"][0],
         "ms": exchange.elapsed_ms(),
         "stages_ms": exchange.stages_ms,
         "bytes_in": exchange.bytes_in,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from clip_deploy.gateway.problems import REASONS
+
 if TYPE_CHECKING:
     from clip_deploy.gateway.journal import Exchange
     from clip_deploy.gateway.pressure import Gate
@@ -59,7 +61,7 @@ class Metrics:
     def observe(self, route: str, method: str, exchange: Exchange) -> None:
         """Count a request that has ended."""
         method = method if method in _METHODS else "other"
-        self._requests.labels(route, method, str(exchange.status or 499)).inc()
+        self._requests.labels(route, method, str(exchange.status or REASONS["gone"][0])).inc()
         self._seconds.labels(route).observe(exchange.elapsed_ms() / 1000)
         for stage, spent_ms in exchange.stages_ms.items():
             self._stages.labels(stage).observe(spent_ms / 1000)

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from clip_deploy.indexes.port import MAX_TEXT_CHARACTERS
+
 MOST_RESULTS = 100
 DEFAULT_RESULTS = 12
 _DIGEST = "9f2c4b1e6d8a70355b1c2f9e0d4a8c7b6e5f4d3c2b1a09887766554433221100"
@@ -26,7 +28,10 @@ class TextQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str = Field(
-        min_length=1, pattern=r"\S", max_length=8192, examples=["a red bicycle by the sea"]
+        min_length=1,
+        pattern=r"\S",
+        max_length=MAX_TEXT_CHARACTERS,
+        examples=["a red bicycle by the sea"],
     )
     limit: int = Field(DEFAULT_RESULTS, ge=1, le=MOST_RESULTS)
     mode: Literal["hybrid", "vector", "text"] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +14,8 @@ from starlette.exceptions import HTTPException
 from clip_deploy import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fastapi import FastAPI
     from starlette.requests import Request
 
@@ -43,6 +46,8 @@ REASONS: dict[str, tuple[int, str]] = {
     "triton-unavailable": (503, "Triton does not answer"),
     "model-changed": (503, "Triton serves another model now"),
     "not-ready": (503, "The gateway is not ready"),
+    "index-damaged": (503, "The index cannot be read"),
+    "index-unavailable": (503, "The index does not answer"),
     "triton-timeout": (504, "Triton did not answer in time"),
 }
 # Failures of the client, most special first.
@@ -54,6 +59,7 @@ _FAILURES: tuple[tuple[type[errors.ClipDeployError], str], ...] = (
     (errors.ModelChanged, "model-changed"),
     (errors.ServerError, "triton-answer"),
     (errors.ConfigError, "not-ready"),
+    (errors.IndexDamaged, "index-damaged"),
 )
 _RETRY_AFTER_S = 2
 
@@ -102,6 +108,15 @@ def problem_of(error: Exception) -> Problem:
     return Problem(
         "bug", "an unforeseen failure", remedy="report it with the request id; the log has the rest"
     )
+
+
+@contextmanager
+def of_the_index() -> Iterator[None]:
+    """Around a call to the index: that *its* server does not answer says nothing about Triton."""
+    try:
+        yield
+    except errors.ServerError as error:
+        raise Problem("index-unavailable", str(error), remedy=error.remedy) from error
 
 
 def response_to(problem: Problem, request_id: str) -> Response:

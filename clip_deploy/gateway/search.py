@@ -20,7 +20,7 @@ from clip_deploy.gateway.models import (
     SearchAnswer,
     TextQuery,
 )
-from clip_deploy.gateway.problems import Problem, documented, misshapen
+from clip_deploy.gateway.problems import Problem, documented, misshapen, of_the_index
 from clip_deploy.spec import Tower
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ _FORM = {
             }
         },
     }
+}
+_ID = {
+    "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
 }
 _WORDS = {
     "requestBody": {
@@ -111,12 +114,15 @@ async def search_text(request: Request) -> Response:
     "/images/{id:path}",
     summary="The thumbnail of a result",
     response_class=Response,
-    responses={200: {"content": {"image/jpeg": {}}}, **documented(401, 404)},
+    responses={200: {"content": {"image/jpeg": {}}}, **documented(401, 404, 503)},
+    openapi_extra=_ID,
 )
-async def thumbnail(request: Request, id: str) -> Response:
+async def thumbnail(request: Request) -> Response:
     """A small JPEG of a picture in the index."""
     service: Service = request.app.state.service
-    data = await service.index().thumbnail(id)
+    id = request.path_params["id"]
+    with of_the_index():
+        data = await service.index().thumbnail(id)
     if data is None:
         raise Problem("not-found", f"the index has no {id!r}", remedy="search again")
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
@@ -143,7 +149,7 @@ async def embedded(request: Request, tower: Tower, items: list[Any]) -> NDArray[
 async def _found(request: Request, model: Deployment, asked: dict[str, Any]) -> Response:
     service: Service = request.app.state.service
     exchange = request.state.exchange
-    with exchange.stage("search"):
+    with exchange.stage("search"), of_the_index():
         hits = await service.index().search(**asked)
     answer = SearchAnswer(
         results=[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from clip_deploy.errors import ClipDeployError, ConfigError, ModelChanged, ServerTimeout
 from clip_deploy.gateway import bodies
 from clip_deploy.gateway.problems import Problem
+from clip_deploy.indexes.port import IndexIdentity
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -146,20 +147,12 @@ class Service:
                 f"Triton began with weights {first.weights_sha256[:12]} and now serves {found.weights_sha256[:12]}",
                 remedy="restart the gateway, on an index of the new model",
             )
-        identity = None if index is None else index.identity
-        if identity is not None and (
-            identity.weights_sha256 != found.weights_sha256 or identity.embed_dim != found.embed_dim
-        ):
-            return IndexOfAnotherModel(
-                f"the index holds vectors of {identity.model} ({identity.weights_sha256[:12]}, {identity.embed_dim} "
-                f"values), Triton serves {found.model} ({found.weights_sha256[:12]}, {found.embed_dim} values)",
-                remedy="serve the model that the index was made with, or make a new index: clip-deploy index add",
-            )
+        if index is not None:
+            try:
+                index.identity.require(IndexIdentity.of(found), self.settings.index or "given")
+            except ConfigError as error:
+                return error
         return None
-
-
-class IndexOfAnotherModel(ConfigError):
-    """The index holds another model's vectors: a search would find anything."""
 
 
 @asynccontextmanager
@@ -188,9 +181,9 @@ async def opened(
             index = await open_index(settings.index)
         try:
             service = Service(settings, client, index, gate)
-            problem = (await service.readiness()).problem
-            if isinstance(problem, IndexOfAnotherModel):
-                raise problem
+            found = await service.readiness()
+            if found.deployment is not None and found.problem is not None:
+                raise found.problem
             yield service
         finally:
             if own_index and index is not None:
