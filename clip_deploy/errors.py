@@ -13,7 +13,8 @@ The tree::
     │   │   └── ServerBusy   6   the server's queue is full
     │   ├── ServerTimeout    6   no answer before the deadline
     │   └── ModelChanged     6   the server now serves other weights than it did
-    └── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    ├── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    └── IndexDamaged         8   an index of pictures whose files cannot be read
 
 Anything else that escapes is a bug and keeps its traceback (exit code 1).
 """
@@ -91,6 +92,12 @@ class CheckFailed(ClipDeployError):
     """A lint, smoke test or benchmark bar that the subject answered wrongly."""
 
     exit_code = 7
+
+
+class IndexDamaged(ClipDeployError):
+    """An index of pictures whose files cannot be read, or are not all there."""
+
+    exit_code = 8
 
 
 @contextmanager
