@@ -9,9 +9,12 @@ The tree::
     ├── ExportError          4   did not load, did not trace, or out of tolerance
     ├── EngineError          5   the engine did not build, or is not what was asked for
     ├── ServerError          6   Triton did not start, died, refused a model, or answered with an error
-    │   ├── ServerUnavailable 6  nobody answers at that address, or the server's queue is full
-    │   └── ServerTimeout    6   no answer before the deadline
-    └── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    │   ├── ServerUnavailable 6  nobody answers at that address, or the connection broke
+    │   │   └── ServerBusy   6   the server's queue is full
+    │   ├── ServerTimeout    6   no answer before the deadline
+    │   └── ModelChanged     6   the server now serves other weights than it did
+    ├── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    └── IndexDamaged         8   an index of pictures whose files cannot be read
 
 Anything else that escapes is a bug and keeps its traceback (exit code 1).
 """
@@ -70,17 +73,31 @@ class ServerError(ClipDeployError):
 
 
 class ServerUnavailable(ServerError):
-    """Nobody answers at that address, or the server's queue is full: the same request may succeed later."""
+    """Nobody answers at that address, or the connection broke: the same request may succeed later."""
+
+
+class ServerBusy(ServerUnavailable):
+    """The server refused the request because its queue is full: it would be worse if everybody asked again at once."""
 
 
 class ServerTimeout(ServerError):
     """No answer before the deadline."""
 
 
+class ModelChanged(ServerError):
+    """The server now serves other weights than this client began with: its vectors do not compare with earlier ones."""
+
+
 class CheckFailed(ClipDeployError):
     """A lint, smoke test or benchmark bar that the subject answered wrongly."""
 
     exit_code = 7
+
+
+class IndexDamaged(ClipDeployError):
+    """An index of pictures whose files cannot be read, or are not all there."""
+
+    exit_code = 8
 
 
 @contextmanager

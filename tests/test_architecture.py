@@ -21,10 +21,11 @@ LAYERS = (
     {"artifacts"},
     {"compare", "inputs"},
     {"export", "engines", "repository", "servers", "client", "lint"},
-    {"report", "doctor", "inspection"},
+    {"report", "doctor", "inspection", "indexes"},
     {"smoke"},
     {"bench"},
     {"tune", "capacity"},
+    {"gateway"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -65,6 +66,16 @@ HOMES = {
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},
+    "lancedb": {"indexes"},
+    "pyarrow": {"indexes"},
+    "elasticsearch": {"indexes"},
+    "fastapi": {"gateway"},
+    "starlette": {"gateway"},
+    "pydantic": {"gateway"},
+    "pydantic_core": {"gateway"},
+    "uvicorn": {"gateway"},
+    "python_multipart": {"gateway"},
+    "prometheus_client": {"gateway"},
 }
 
 
@@ -159,6 +170,7 @@ def test_libraries_stay_at_home(name: str, path: Path):
         ),
         ("clip_deploy.smoke", "torch torchvision open_clip onnx onnxruntime"),
         ("clip_deploy.bench.benchmark", "torch open_clip onnx onnxruntime psutil matplotlib rich"),
+        ("clip_deploy.indexes", "torch lancedb pyarrow elasticsearch tritonclient PIL typer rich"),
         ("clip_deploy.doctor", "torch open_clip onnx onnxruntime tensorrt numpy"),
     ],
 )

@@ -2,99 +2,158 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tritonclient.utils import InferenceServerException
 
 from clip_deploy import client as clients
-from clip_deploy.client import Connection, ServedModel, TritonInferenceClient
-from clip_deploy.engines import BACKENDS
+from clip_deploy.client import (
+    AsyncTritonInferenceClient,
+    Connection,
+    ServedModel,
+    TritonInferenceClient,
+)
+from clip_deploy.client.lines import LoopLine
+from clip_deploy.client.protocol import ConnectionLost, NotServed, translated
 from clip_deploy.errors import (
     ConfigError,
     InputError,
+    ServerBusy,
     ServerError,
     ServerTimeout,
     ServerUnavailable,
 )
 from clip_deploy.inputs.images import to_pixels
-from clip_deploy.repository import render
 from clip_deploy.repository.rendering import parse_config
 from clip_deploy.resources import photographs_dir
-from clip_deploy.spec import Scoring, ServingSpec, Tower
-from tests.factories import CLIP_PREPROCESS, exported, unit
+from clip_deploy.spec import Scoring
+from tests.factories import CLIP_PREPROCESS
+from tests.standin import MemoryConnection, StandIn
 
 CAT = photographs_dir() / "cat.jpg"
 
 
-class _Server:
-    """Answers with a vector made of each row, and remembers what it was asked."""
+class _MemoryLine(LoopLine):
+    """In place of ``LoopLine``: a loop, threads, and no channel."""
 
-    url = "stand-in:8001"
+    def __init__(self, server: StandIn) -> None:
+        super().__init__("stand-in:8001")
+        self._memory = MemoryConnection(server)
+        self._pool = ThreadPoolExecutor(2)
 
-    def __init__(self, folder: Path, max_batch: int = 4, **changes) -> None:
-        self.asked: list[tuple[str, np.ndarray]] = []
-        self.spoil = lambda rows: rows
-        self.configs = {}
-        for tower in Tower:
-            build = BACKENDS["python"].build(
-                exported(folder, tower, **changes.get(tower.value, {}))
-            )
-            text = render(build, ServingSpec(max_batch=max_batch))
-            self.configs[tower.model_name] = parse_config(text, "rendered")
-
-    def config(self, model: str, version: str = ""):
-        return self.configs[model]
-
-    def infer(self, model: str, inputs: dict, output: str, **options) -> np.ndarray:
-        (rows,) = inputs.values()
-        self.asked.append((model, rows))
-        seeds = np.abs(rows.reshape(len(rows), -1).astype(np.float64)).sum(axis=1)
-        made = np.stack(
-            [np.random.default_rng(int(seed * 1000) % 2**32).standard_normal(512) for seed in seeds]
-        )
-        return self.spoil(unit(made))
-
-    def close(self) -> None:
+    def _open(self) -> None:
         pass
 
+    async def ask(self, question, deadline):
+        await asyncio.sleep(0)
+        return self._memory.ask(question, deadline)
+
+    async def close(self) -> None:
+        self._pool.shutdown()
+
+
+class _Awaited:
+    """The asynchronous client with the methods of the other, for tests of what both do."""
+
+    def __init__(self, url: str, loop: asyncio.AbstractEventLoop, **options) -> None:
+        self._client, self._loop = AsyncTritonInferenceClient(url, **options), loop
+
+    def __getattr__(self, name: str):
+        method = getattr(self._client, name)
+        return lambda *args, **options: self._loop.run_until_complete(method(*args, **options))
+
 
 @pytest.fixture
-def server(tmp_path: Path) -> _Server:
-    return _Server(tmp_path)
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
 
 
 @pytest.fixture
-def client(server: _Server, monkeypatch: pytest.MonkeyPatch) -> TritonInferenceClient:
-    monkeypatch.setattr("clip_deploy.client.inference.Connection", lambda url, timeout_s: server)
-    return TritonInferenceClient("stand-in:8001")
+def server(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path)
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def connect(request, loop, monkeypatch: pytest.MonkeyPatch):
+    """Makes a client of a stand-in, in memory; the tests below hold for both kinds."""
+    clients = []
+
+    def made(server: StandIn, **options):
+        monkeypatch.setattr(
+            "clip_deploy.client.inference.Connection",
+            lambda url, timeout_s: MemoryConnection(server),
+        )
+        monkeypatch.setattr(
+            "clip_deploy.client.inference.LoopLine", lambda url: _MemoryLine(server)
+        )
+        awaited = request.param == "awaited"
+        clients.append(
+            _Awaited("x:1", loop, **options) if awaited else TritonInferenceClient("x:1", **options)
+        )
+        return clients[-1]
+
+    yield made
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def client(connect, server: StandIn):
+    return connect(server)
 
 
 def test_the_public_names_are_these():
-    assert set(clients.__all__) == {"Connection", "ServedModel", "TritonInferenceClient"}
+    assert set(clients.__all__) == {
+        "AsyncTritonInferenceClient",
+        "Connection",
+        "Deployment",
+        "ServedModel",
+        "TritonInferenceClient",
+    }
 
 
-def test_one_picture_gives_a_list_of_floats(client: TritonInferenceClient, server: _Server):
+def _methods(kind: type) -> dict[str, Any]:
+    return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+def test_both_clients_have_the_same_methods_with_the_same_signatures_and_docstrings():
+    blocking, awaited = _methods(TritonInferenceClient), _methods(AsyncTritonInferenceClient)
+    assert blocking.keys() == awaited.keys()
+    for name, method in blocking.items():
+        assert inspect.iscoroutinefunction(awaited[name])
+        assert not inspect.iscoroutinefunction(method)
+        assert inspect.signature(method) == inspect.signature(awaited[name]), name
+        assert method.__doc__ == awaited[name].__doc__, name
+        assert method.__doc__
+    assert inspect.signature(TritonInferenceClient) == inspect.signature(AsyncTritonInferenceClient)
+
+
+def test_one_picture_gives_a_list_of_floats(client, server: StandIn):
     vector = client.request_embedding(CAT)
     assert len(vector) == 512
     assert all(type(value) is float for value in vector)
-    model, sent = server.asked[0]
-    assert model == "clip_image_encoder"
-    assert np.array_equal(sent, to_pixels([CAT], CLIP_PREPROCESS))
+    asked = server.asked[0]
+    assert (asked.model, asked.version) == ("clip_image_encoder", "1")
+    assert np.array_equal(asked.rows, to_pixels([CAT], CLIP_PREPROCESS))
 
 
-def test_many_rows_are_split_by_the_servers_max_batch(
-    client: TritonInferenceClient, server: _Server
-):
+def test_many_rows_are_split_by_the_servers_max_batch(client, server: StandIn):
     texts = [f"{'cat ' * (i % 4)}photo" for i in range(10)]
     assert client.embed_texts(texts).shape == (10, 512)
-    assert [len(rows) for _, rows in server.asked] == [4, 4, 2]
+    assert sorted(len(asked.rows) for asked in server.asked) == [2, 4, 4]
 
 
-def test_rows_come_back_in_order(client: TritonInferenceClient):
+def test_rows_come_back_in_order(client):
     texts = ["a cat", "a dog", "a photo", "a cat of a dog", "photo"]
     together = client.embed_texts(texts)
     assert all(
@@ -103,11 +162,11 @@ def test_rows_come_back_in_order(client: TritonInferenceClient):
 
 
 def test_a_request_is_bounded_in_bytes_too(
-    client: TritonInferenceClient, server: _Server, monkeypatch: pytest.MonkeyPatch
+    client, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("clip_deploy.client.served._MAX_REQUEST_BYTES", 2 * 3 * 224 * 224 * 4)
     client.embed_images([CAT] * 5)
-    assert [len(rows) for _, rows in server.asked] == [2, 2, 1]
+    assert sorted(len(asked.rows) for asked in server.asked) == [1, 2, 2]
 
 
 def test_a_model_without_batching_takes_all_rows_at_once(
@@ -119,13 +178,13 @@ def test_a_model_without_batching_takes_all_rows_at_once(
     assert [len(rows) for _, rows in server.asked] == [7]
 
 
-def test_nothing_in_gives_nothing_out(client: TritonInferenceClient, server: _Server):
+def test_nothing_in_gives_nothing_out(client, server: StandIn):
     assert client.embed_texts([]).shape == (0, 512)
     assert client.embed_images([]).shape == (0, 512)
     assert server.asked == []
 
 
-def test_a_bad_input_among_good_ones_sends_nothing(client: TritonInferenceClient, server: _Server):
+def test_a_bad_input_among_good_ones_sends_nothing(client, server: StandIn):
     with pytest.raises(InputError):
         client.embed_images([CAT, b"not a picture"])
     with pytest.raises(InputError):
@@ -145,41 +204,34 @@ def test_a_bad_input_among_good_ones_sends_nothing(client: TritonInferenceClient
     ],
     ids=["long", "nan", "zero", "no rows", "short", "double"],
 )
-def test_an_answer_that_cannot_be_an_embedding_is_refused(
-    client: TritonInferenceClient, server: _Server, spoil
-):
+def test_an_answer_that_cannot_be_an_embedding_is_refused(client, server: StandIn, spoil):
     server.spoil = spoil
     with pytest.raises(ServerError, match="clip_image_encoder gave") as caught:
         client.request_embedding(CAT)
     assert "smoke-test" in caught.value.remedy
 
 
-def test_scores_of_clip_are_a_softmax_over_the_texts(client: TritonInferenceClient):
+def test_scores_of_clip_are_a_softmax_over_the_texts(client):
     scores = client.score([CAT], ["a cat", "a dog"])
     assert scores.shape == (1, 2)
     assert scores.sum() == pytest.approx(1)
 
 
-def test_scores_of_siglip_are_probabilities_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_scores_of_siglip_are_probabilities_of_their_own(tmp_path: Path, connect):
     scoring = {"scoring": Scoring("sigmoid", 10.0, -2.0)}
-    server = _Server(tmp_path, image=scoring, text=scoring)
-    monkeypatch.setattr("clip_deploy.client.inference.Connection", lambda url, timeout_s: server)
-    client = TritonInferenceClient("x:1")
+    client = connect(StandIn(tmp_path, image=scoring, text=scoring))
     cosine = float(client.embed_images([CAT])[0] @ client.embed_texts(["a cat"])[0])
     assert client.score([CAT], ["a cat"])[0, 0] == pytest.approx(
         1 / (1 + np.exp(-(10 * cosine - 2))), rel=1e-5
     )
 
 
-def test_encoders_of_different_weights_are_not_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    server = _Server(tmp_path, text={"weights_sha256": "f" * 64})
-    monkeypatch.setattr("clip_deploy.client.inference.Connection", lambda url, timeout_s: server)
+def test_encoders_of_different_weights_are_neither_scored_nor_a_deployment(tmp_path: Path, connect):
+    client = connect(StandIn(tmp_path, text={"weights_sha256": "f" * 64}))
     with pytest.raises(ConfigError, match="different weights"):
-        TritonInferenceClient("x:1").score([CAT], ["a cat"])
+        client.score([CAT], ["a cat"])
+    with pytest.raises(ConfigError, match="different weights"):
+        client.deployment()
 
 
 def test_a_model_that_does_not_describe_itself_is_not_guessed_at():
@@ -191,7 +243,7 @@ def test_a_model_that_does_not_describe_itself_is_not_guessed_at():
 
 
 @pytest.mark.parametrize("damage", ["missing", "other"])
-def test_a_text_model_with_another_tokenizer_is_refused(server: _Server, damage: str):
+def test_a_text_model_with_another_tokenizer_is_refused(server: StandIn, damage: str):
     config = server.config("clip_text_encoder")
     if damage == "missing":
         del config.parameters["clip_deploy.tokenizer"]
@@ -210,20 +262,27 @@ def test_an_address_that_is_none_is_refused(url: str):
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
-        ("StatusCode.DEADLINE_EXCEEDED", "Deadline Exceeded", ServerTimeout),
-        ("StatusCode.UNAVAILABLE", "failed to connect to all addresses", ServerUnavailable),
-        ("StatusCode.UNAVAILABLE", "Exceeds maximum queue size", ServerUnavailable),
-        ("StatusCode.INVALID_ARGUMENT", "unexpected shape", ServerError),
-        (None, None, ServerError),
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", ServerTimeout),
+        ("DEADLINE_EXCEEDED", "Stream removed (Deadline Exceeded)", ServerTimeout),
+        ("UNAVAILABLE", "failed to connect to all addresses", ServerUnavailable),
+        ("UNAVAILABLE", "errors resolving nowhere.invalid:8001: []", ServerUnavailable),
+        ("UNAVAILABLE", "[request id: abc] Exceeds maximum queue size", ServerBusy),
+        ("UNAVAILABLE", "Request timeout expired", ServerBusy),
+        ("UNAVAILABLE", "Stream removed (Socket closed)", ConnectionLost),
+        ("UNAVAILABLE", "recvmsg:Connection reset by peer", ConnectionLost),
+        ("UNAVAILABLE", "GOAWAY received", ConnectionLost),
+        ("UNAVAILABLE", "Cancelling all calls", ConnectionLost),
+        ("UNAVAILABLE", "something new", ServerUnavailable),
+        ("NOT_FOUND", "Request for unknown model: 'm' version 3 is not found", NotServed),
+        ("NOT_FOUND", "Request for unknown model: 'm' has no available versions", NotServed),
+        ("INVALID_ARGUMENT", "unexpected shape", ServerError),
+        ("None", None, ServerError),
     ],
 )
 def test_failures_of_the_channel_become_failures_with_a_remedy(status, message, kind):
-    connection = Connection("127.0.0.1:1")
-    with pytest.raises(kind) as caught, connection._translated("m"):
-        raise InferenceServerException(msg=message, status=status)
-    assert type(caught.value) is kind
-    assert caught.value.remedy
-    connection.close()
+    failure = translated("m", "127.0.0.1:1", 1.0, f"StatusCode.{status}", message)
+    assert type(failure) is kind
+    assert failure.remedy
 
 
 @pytest.mark.processes

@@ -20,8 +20,11 @@ def test_every_failure_requires_a_remedy():
         ("EngineError", 5),
         ("ServerError", 6),
         ("ServerUnavailable", 6),
+        ("ServerBusy", 6),
         ("ServerTimeout", 6),
+        ("ModelChanged", 6),
         ("CheckFailed", 7),
+        ("IndexDamaged", 8),
     ],
 )
 def test_exit_codes_are_those_of_the_plan(name: str, code: int):

@@ -1,10 +1,16 @@
-"""The torch-free client: numpy, Pillow, tokenizers and tritonclient.
+"""The torch-free clients: numpy, Pillow, tokenizers and tritonclient.
 
-from clip_deploy.client import TritonInferenceClient
+from clip_deploy.client import AsyncTritonInferenceClient, TritonInferenceClient
 """
 
 from clip_deploy.client.connection import Connection
-from clip_deploy.client.inference import TritonInferenceClient
-from clip_deploy.client.served import ServedModel
+from clip_deploy.client.inference import AsyncTritonInferenceClient, TritonInferenceClient
+from clip_deploy.client.served import Deployment, ServedModel
 
-__all__ = ["Connection", "ServedModel", "TritonInferenceClient"]
+__all__ = [
+    "AsyncTritonInferenceClient",
+    "Connection",
+    "Deployment",
+    "ServedModel",
+    "TritonInferenceClient",
+]

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import grpc
 import numpy as np
-from tritonclient.grpc import (
-    InferenceServerClient,
-    InferInput,
-    InferRequestedOutput,
-)
-from tritonclient.utils import InferenceServerException
 
-from clip_deploy.errors import ConfigError, ServerError, ServerTimeout, ServerUnavailable
+from clip_deploy.client import protocol
+from clip_deploy.client.protocol import CHANNEL_OPTIONS, SERVICE, ConnectionLost, Deadline
+from clip_deploy.errors import ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
     from numpy.typing import NDArray
 
+    from clip_deploy.client.protocol import Question
     from clip_deploy.triton_schema import ModelConfig
 
-# numpy's name of a dtype → Triton's.
-TRITON_DTYPES = {
-    "float32": "FP32",
-    "int32": "INT32",
-    "uint8": "UINT8",
-    "float16": "FP16",
-    "int64": "INT64",
-    "float64": "FP64",
-}
+_Answer = TypeVar("_Answer")
 
 
 class Connection:
@@ -45,13 +34,15 @@ class Connection:
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
-        if "://" in url or ":" not in url:
-            raise ConfigError(
-                f"{url!r} is no gRPC address", remedy="write host:port, as 127.0.0.1:8001"
-            )
-        self.url = url
+        self.url = protocol.address(url)
         self.timeout_s = timeout_s
-        self._client = InferenceServerClient(url)
+        # How often the connection is known to have been lost: whoever answers afterwards may be another server.
+        self.losses = 0
+        self._lock = threading.Lock()
+        self._was_ready = False
+        self._calls: dict[str, Any] = {}
+        self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._channel.subscribe(self._watch)
 
     def __enter__(self) -> Connection:
         return self
@@ -66,48 +57,78 @@ class Connection:
 
     def close(self) -> None:
         """Close the channel."""
-        self._client.close()
+        self._channel.close()
+
+    def ask(self, question: Question[_Answer], deadline: Deadline | None = None) -> _Answer:
+        """The answer to one question of ``protocol``.
+
+        Raises:
+            ServerError: there is none; its kind says why.
+        """
+        deadline = deadline or Deadline(self.timeout_s)
+        losses = self.losses
+        try:
+            answer = self._call(question)(question.request, timeout=deadline.left_s(question.about))
+        except grpc.RpcError as error:
+            failure = protocol.translated(
+                question.about, self.url, deadline.timeout_s, str(error.code()), error.details()
+            )
+            if isinstance(failure, ConnectionLost):
+                self._lose(losses)
+            raise failure from error
+        except ValueError as error:  # gRPC's word for a closed channel
+            raise ServerUnavailable(
+                f"the client of {self.url} is closed", remedy="make a new one"
+            ) from error
+        return question.read(answer)
+
+    def _call(self, question: Question[Any]) -> Any:
+        if question.method not in self._calls:
+            self._calls[question.method] = self._channel.unary_unary(
+                SERVICE + question.method,  # requests go out as the bytes that they are
+                response_deserializer=question.response.FromString,
+            )
+        return self._calls[question.method]
+
+    def _watch(self, state: grpc.ChannelConnectivity) -> None:
+        """Told by a thread of gRPC's whenever the channel's state has changed."""
+        if self._was_ready:
+            self._lose(self.losses)
+        self._was_ready = state is grpc.ChannelConnectivity.READY
+
+    def _lose(self, losses: int) -> None:
+        """Count a loss once, however many calls it broke: ``losses`` is what was counted when they began."""
+        with self._lock:
+            if self.losses == losses:
+                self.losses += 1
 
     def server(self) -> Any:
         """The server's metadata: name (its ``--id``), version, extensions."""
-        with self._translated("the server"):
-            return self._client.get_server_metadata(client_timeout=self.timeout_s)
+        return self.ask(protocol.server())
 
     def index(self) -> dict[str, str]:
         """Every model version that the server knows, ``name:version`` → state (``READY``, or why not)."""
-        with self._translated("the repository index"):
-            models = self._client.get_model_repository_index(client_timeout=self.timeout_s).models
-        return {f"{m.name}:{m.version or '-'}": m.state or m.reason or "UNKNOWN" for m in models}
+        return self.ask(protocol.index())
 
     def config(self, model: str, version: str = "") -> ModelConfig:
         """A model's configuration as the server completed it."""
-        with self._translated(model):
-            return self._client.get_model_config(
-                model, version, client_timeout=self.timeout_s
-            ).config
+        return self.ask(protocol.config(model, version))
 
     def metadata(self, model: str, version: str = "") -> Any:
         """A model's tensors as the server tells clients."""
-        with self._translated(model):
-            return self._client.get_model_metadata(model, version, client_timeout=self.timeout_s)
+        return self.ask(protocol.metadata(model, version))
 
     def statistics(self, model: str, version: str = "") -> Any:
         """A model version's counters since it was loaded."""
-        with self._translated(model):
-            stats = self._client.get_inference_statistics(
-                model, version, client_timeout=self.timeout_s
-            )
-        return stats.model_stats[0]
+        return self.ask(protocol.statistics(model, version))
 
     def is_ready(self, model: str, version: str = "") -> bool:
         """Whether this *model version* answers requests; the server's own readiness says nothing about it."""
-        with self._translated(model):
-            return bool(self._client.is_model_ready(model, version, client_timeout=self.timeout_s))
+        return self.ask(protocol.ready(model, version))
 
     def is_live(self) -> bool:
         """Whether the server answers at all."""
-        with self._translated("the server"):
-            return bool(self._client.is_server_live(client_timeout=self.timeout_s))
+        return self.ask(protocol.live())
 
     def load(self, model: str, config: str | None = None, *, timeout_s: float = 300.0) -> None:
         """Load a model, or load it again, and wait for it; needs a server in explicit control mode.
@@ -120,8 +141,7 @@ class Connection:
         Raises:
             ServerError: the server refuses it; what was loaded before stays.
         """
-        with self._translated(f"loading {model}", timeout_s):
-            self._client.load_model(model, config=config, client_timeout=timeout_s)
+        self.ask(protocol.load(model, config), Deadline(timeout_s))
 
     def infer(
         self,
@@ -133,67 +153,6 @@ class Connection:
         request_id: str = "",
     ) -> NDArray[Any]:
         """One request: arrays as they are → one output."""
-        tensors = [_tensor(name, array) for name, array in inputs.items()]
-        with self._translated(model):
-            result = self._client.infer(
-                model,
-                tensors,
-                model_version=version,
-                outputs=[InferRequestedOutput(output)],
-                request_id=request_id,
-                client_timeout=self.timeout_s,
-            )
-        try:
-            array = result.as_numpy(output)
-        except ValueError as error:  # fewer bytes than the shape needs
-            raise ServerError(
-                f"{model} gave a broken {output}: {error}", remedy="see the server's log"
-            ) from error
-        if array is None:
-            raise ServerError(
-                f"{model} gave no {output}", remedy="check the model's outputs in its config.pbtxt"
-            )
-        return np.asarray(array)
-
-    @contextmanager
-    def _translated(self, what: str, timeout_s: float | None = None) -> Iterator[None]:
-        try:
-            yield
-        except InferenceServerException as error:
-            raise translated(
-                what,
-                self.url,
-                timeout_s or self.timeout_s,
-                str(error.status() or ""),
-                error.message(),
-            ) from error
-
-
-def translated(
-    what: str, url: str, timeout_s: float, status: str, message: str | None
-) -> ServerError:
-    """The failure in words of a call about ``what`` (a model, the server) that ended with a gRPC status."""
-    message = message or "no reason given"
-    if "DEADLINE_EXCEEDED" in status:
-        return ServerTimeout(
-            f"no answer from {url} about {what} within {timeout_s:g} s",
-            remedy="give it longer, or see whether the server is overloaded",
+        return np.asarray(
+            self.ask(protocol.infer(model, inputs, output, version=version, request_id=request_id))
         )
-    if "UNAVAILABLE" in status and "failed to connect" in message.lower():
-        return ServerUnavailable(
-            f"no server answers at {url}", remedy="start one: clip-deploy serve REPOSITORY"
-        )
-    if "UNAVAILABLE" in status:
-        return ServerUnavailable(
-            f"{what} at {url} cannot answer now: {message}",
-            remedy="try again later; see the server's log",
-        )
-    return ServerError(
-        f"{what} at {url}: {message}", remedy="check the request, and the server's log"
-    )
-
-
-def _tensor(name: str, array: NDArray[Any]) -> InferInput:
-    tensor = InferInput(name, list(array.shape), TRITON_DTYPES[array.dtype.name])
-    tensor.set_data_from_numpy(array)
-    return tensor

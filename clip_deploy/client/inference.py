@@ -1,41 +1,42 @@
-"""Pictures and sentences → embeddings, through a Triton server; no torch on this side."""
+"""The two clients: equal methods, one that blocks and one that is awaited. What they do is written in ``encoders``."""
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from clip_deploy.client.connection import Connection
-from clip_deploy.client.served import ServedModel
-from clip_deploy.errors import ConfigError
-from clip_deploy.inputs.images import DECODES, LIMITS, to_pixels
-from clip_deploy.spec import Tower
+from clip_deploy.client.encoders import Encoders
+from clip_deploy.client.lines import BlockingLine, LoopLine, run
+from clip_deploy.inputs.images import LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from types import TracebackType
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from clip_deploy.client.served import Deployment, ServedModel
     from clip_deploy.inputs.images import ImageLimits, ImageSource
+    from clip_deploy.spec import Tower
 
 
-class TritonInferenceClient:
-    """A CLIP model behind a Triton server.
+class AsyncTritonInferenceClient(Encoders):
+    """A CLIP model behind a Triton server, for an event loop.
 
-    How pictures are prepared, how texts are tokenized and how the two are scored is read from the server, once.
-    Safe to share between threads: make one per process. Close it, or use it as a context manager.
+    The methods of ``TritonInferenceClient``, awaited. Pictures and texts are prepared in a few threads of its own,
+    never on the loop; a task that is cancelled cancels its call. Make one per event loop and use it for all requests:
+    it keeps one channel. Which model answers, and what a client can know of it: see ``clip_deploy.client.encoders``.
 
-        >>> with TritonInferenceClient("127.0.0.1:8001") as client:  # doctest: +SKIP
-        ...     vector = client.request_embedding(Image.open("cat.jpg"))
+        >>> async with AsyncTritonInferenceClient("127.0.0.1:8001") as client:  # doctest: +SKIP
+        ...     vector = await client.request_embedding(upload)
 
     Args:
         url: ``host:port`` of the server's gRPC endpoint.
-        timeout_s: the deadline of each call.
+        timeout_s: the deadline of a whole call that names none.
         limits: what one picture may cost.
         decode: ``exact``, open_clip's own pixels, or ``fast``: large JPEG files in a fraction of the time.
+        retries: how often a request is sent again when the connection broke under it; nothing else is.
     """
 
     def __init__(
@@ -45,14 +46,64 @@ class TritonInferenceClient:
         timeout_s: float = 30.0,
         limits: ImageLimits = LIMITS,
         decode: str = "exact",
+        retries: int = 1,
     ) -> None:
-        if decode not in DECODES:
-            raise ConfigError(f"decode {decode!r} is unknown", remedy=f"use {' or '.join(DECODES)}")
+        self._own = LoopLine(url)
+        super().__init__(
+            self._own, timeout_s=timeout_s, limits=limits, decode=decode, retries=retries
+        )
+
+    async def __aenter__(self) -> AsyncTritonInferenceClient:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._own.close()
+
+
+class TritonInferenceClient:
+    """A CLIP model behind a Triton server.
+
+    How pictures are prepared, how texts are tokenized and how the two are scored is read from the server. Safe to share
+    between threads: make one per process, after it was forked. Close it, or use it as a context manager. Which model
+    answers, and what a client can know of it: see ``clip_deploy.client.encoders``.
+
+        >>> with TritonInferenceClient("127.0.0.1:8001") as client:  # doctest: +SKIP
+        ...     vector = client.request_embedding(Image.open("cat.jpg"))
+
+    Args:
+        url: ``host:port`` of the server's gRPC endpoint.
+        timeout_s: the deadline of a whole call that names none.
+        limits: what one picture may cost.
+        decode: ``exact``, open_clip's own pixels, or ``fast``: large JPEG files in a fraction of the time.
+        retries: how often a request is sent again when the connection broke under it; nothing else is.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        limits: ImageLimits = LIMITS,
+        decode: str = "exact",
+        retries: int = 1,
+    ) -> None:
         self.connection = Connection(url, timeout_s=timeout_s)
-        self._limits = limits
-        self._decode = decode
-        self._models: dict[Tower, ServedModel] = {}
-        self._lock = threading.Lock()
+        self._encoders = Encoders(
+            BlockingLine(self.connection),
+            timeout_s=timeout_s,
+            limits=limits,
+            decode=decode,
+            retries=retries,
+        )
 
     def __enter__(self) -> TritonInferenceClient:
         return self
@@ -69,83 +120,60 @@ class TritonInferenceClient:
         """Close the channel."""
         self.connection.close()
 
-    def request_embedding(self, image: ImageSource) -> list[float]:
-        """The embedding of one picture, of unit length.
-
-        Raises:
-            InputError: the picture is damaged, too large, or not one.
-            ServerError: the server gave no usable answer; a vector is never made up.
-        """
-        return self.embed_images([image])[0].tolist()  # type: ignore[no-any-return]
-
-    def embed_images(self, images: Iterable[ImageSource]) -> NDArray[np.float32]:
-        """Embeddings of pictures, float32 ``[n, embed_dim]``, of unit length.
-
-        Raises:
-            InputError: a picture is damaged, too large, or not one; nothing is sent.
-            ServerError: the server gave no usable answer.
-        """
-        preprocess = self.model(Tower.IMAGE).contract.preprocess
-        assert preprocess is not None  # an image encoder's contract has it
-        return self.embed(Tower.IMAGE, to_pixels(images, preprocess, self._limits, self._decode))
-
-    def embed_texts(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Embeddings of texts, float32 ``[n, embed_dim]``, of unit length.
-
-        Raises:
-            InputError: a text is too long, or not a string; nothing is sent.
-            ServerError: the server gave no usable answer.
-        """
-        tokenizer = self.model(Tower.TEXT).tokenizer
-        assert tokenizer is not None  # a text encoder's config has it
-        return self.embed(Tower.TEXT, tokenizer(texts))
-
-    def score(self, images: Iterable[ImageSource], texts: Sequence[str]) -> NDArray[np.float64]:
-        """How well each text describes each picture, ``[images, texts]``, as the model itself was trained to say it.
-
-        CLIP: each row sums to 1. SigLIP: each value is a probability of its own.
-
-        Raises:
-            ConfigError: the server's two encoders come from different weights.
-        """
-        image, text = self.model(Tower.IMAGE).contract, self.model(Tower.TEXT).contract
-        if image.weights_sha256 != text.weights_sha256:
-            raise ConfigError(
-                f"the encoders at {self.connection.url} come from different weights",
-                remedy="serve both towers of one export",
-            )
-        cosines = (
-            self.embed_images(images).astype(np.float64)
-            @ self.embed_texts(texts).astype(np.float64).T
+    def request_embedding(
+        self, image: ImageSource, *, request_id: str = "", timeout_s: float | None = None
+    ) -> list[float]:
+        return run(
+            self._encoders.request_embedding(image, request_id=request_id, timeout_s=timeout_s)
         )
-        logits = cosines * image.scoring.scale + image.scoring.bias
-        if image.scoring.kind == "sigmoid":
-            return np.asarray(1 / (1 + np.exp(-logits)))
-        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
-    def embed(self, tower: Tower, inputs: NDArray[Any]) -> NDArray[np.float32]:
-        """Embeddings of prepared inputs: pixels ``[n, 3, height, width]`` or token ids ``[n, context_length]``."""
-        model = self.model(tower)
-        contract = model.contract
-        if len(inputs) == 0:
-            return np.empty((0, contract.embed_dim), np.float32)
-        answers = [
-            model.checked(
-                self.connection.infer(
-                    model.name, {contract.input.name: rows}, contract.output.name
-                ),
-                len(rows),
-            )
-            for rows in model.requests(inputs)
-        ]
-        return np.concatenate(answers)
+    def embed_images(
+        self,
+        images: Iterable[ImageSource],
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> NDArray[np.float32]:
+        return run(self._encoders.embed_images(images, request_id=request_id, timeout_s=timeout_s))
+
+    def embed_texts(
+        self, texts: Sequence[str], *, request_id: str = "", timeout_s: float | None = None
+    ) -> NDArray[np.float32]:
+        return run(self._encoders.embed_texts(texts, request_id=request_id, timeout_s=timeout_s))
+
+    def score(
+        self,
+        images: Iterable[ImageSource],
+        texts: Sequence[str],
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> NDArray[np.float64]:
+        return run(self._encoders.score(images, texts, request_id=request_id, timeout_s=timeout_s))
+
+    def embed(
+        self,
+        tower: Tower,
+        inputs: NDArray[Any],
+        *,
+        request_id: str = "",
+        timeout_s: float | None = None,
+    ) -> NDArray[np.float32]:
+        return run(self._encoders.embed(tower, inputs, request_id=request_id, timeout_s=timeout_s))
+
+    def prepare_images(self, images: Iterable[ImageSource]) -> NDArray[Any]:
+        return run(self._encoders.prepare_images(images))
+
+    def prepare_texts(self, texts: Sequence[str]) -> NDArray[np.int32]:
+        return run(self._encoders.prepare_texts(texts))
 
     def model(self, tower: Tower) -> ServedModel:
-        """The encoder behind a tower, as the server describes it."""
-        with self._lock:
-            if tower not in self._models:
-                self._models[tower] = ServedModel.from_config(
-                    self.connection.config(tower.model_name)
-                )
-            return self._models[tower]
+        return run(self._encoders.model(tower))
+
+    def deployment(self) -> Deployment:
+        return run(self._encoders.deployment())
+
+
+for _name, _method in list(vars(TritonInferenceClient).items()):
+    if not _name.startswith("_") and _method.__doc__ is None:
+        _method.__doc__ = getattr(Encoders, _name).__doc__  # said once, shown by both

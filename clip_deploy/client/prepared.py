@@ -8,7 +8,7 @@ import grpc
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from clip_deploy.client.connection import TRITON_DTYPES, translated
+from clip_deploy.client.protocol import CHANNEL_OPTIONS, SERVICE, infer_request, translated
 from clip_deploy.errors import ServerError
 
 if TYPE_CHECKING:
@@ -19,23 +19,14 @@ if TYPE_CHECKING:
 
     from clip_deploy.client.served import ServedModel
 
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
-_UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-
 
 def prepare(model: ServedModel, version: str, inputs: NDArray[Any]) -> tuple[bytes, ...]:
     """A request of one row for each of the inputs ``[n, …]``, in the bytes that go over the wire."""
-    return tuple(_request(model, version, inputs[i : i + 1]) for i in range(len(inputs)))
-
-
-def _request(model: ServedModel, version: str, row: NDArray[Any]) -> bytes:
-    tensor = model.contract.input
-    request = service_pb2.ModelInferRequest(model_name=model.name, model_version=version)
-    request.inputs.add(name=tensor.name, datatype=TRITON_DTYPES[row.dtype.name], shape=row.shape)
-    request.outputs.add(name=model.contract.output.name)
-    request.raw_input_contents.append(row.tobytes())
-    written: bytes = request.SerializeToString()
-    return written
+    tensor, output = model.contract.input.name, model.contract.output.name
+    return tuple(
+        infer_request(model.name, {tensor: inputs[i : i + 1]}, output, version=version)
+        for i in range(len(inputs))
+    )
 
 
 class PreparedSender:
@@ -52,9 +43,9 @@ class PreparedSender:
 
     async def __aenter__(self) -> PreparedSender:
         # One channel carries a hundred callers at the same cost per request as four do.
-        self._channel = aio.insecure_channel(self._url, options=_UNLIMITED)
+        self._channel = aio.insecure_channel(self._url, options=CHANNEL_OPTIONS)
         self._infer: Any = self._channel.unary_unary(
-            _METHOD,  # bytes go out as they are
+            SERVICE + "ModelInfer",  # bytes go out as they are
             response_deserializer=service_pb2.ModelInferResponse.FromString,
         )
         return self

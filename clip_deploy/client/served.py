@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clip_deploy.contract import PREFIX, Contract, unpack
-from clip_deploy.errors import ConfigError, ServerError
+from clip_deploy.errors import ConfigError, InputError, ServerError
 from clip_deploy.inputs.texts import TextTokenizer
-from clip_deploy.spec import DTYPES, Precision, TensorSpec
+from clip_deploy.spec import DTYPES, Precision, TensorSpec, Tower
 from clip_deploy.triton_schema import DataType, ModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -61,6 +61,19 @@ class ServedModel:
             parameters.get(f"{PREFIX}engine", ""),
         )
 
+    def require_inputs(self, rows: NDArray[Any]) -> None:
+        """Refuse rows that the model does not read.
+
+        Raises:
+            InputError: their type or shape is another.
+        """
+        tensor = self.contract.input
+        if rows.dtype.name != DTYPES[tensor.dtype] or rows.shape[1:] != tensor.shape:
+            raise InputError(
+                f"{self.name} reads {tensor.dtype} {['n', *tensor.shape]}, not {rows.dtype} {list(rows.shape)}",
+                remedy="prepare the inputs with prepare_images or prepare_texts",
+            )
+
     def requests(self, rows: NDArray[Any]) -> Iterator[NDArray[Any]]:
         """Rows in pieces that one request may carry: at most ``max_batch``, and of a bounded size."""
         size = max(
@@ -87,6 +100,34 @@ class ServedModel:
                 f"{self.name} gave a vector of length {worst:g}, not 1", remedy=remedy
             )
         return embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a server serves: one CLIP model, both of whose towers are ready and come from the same weights.
+
+    ``trained`` is False for random weights, whose vectors mean nothing.
+    """
+
+    model: str
+    pretrained: str
+    weights_sha256: str
+    embed_dim: int
+    towers: tuple[Tower, ...]
+    trained: bool
+
+    @classmethod
+    def of(cls, contracts: Sequence[Contract]) -> Deployment:
+        """What contracts of the same weights have in common."""
+        one = contracts[0]
+        return cls(
+            one.model,
+            one.pretrained,
+            one.weights_sha256,
+            one.embed_dim,
+            tuple(contract.tower for contract in contracts),
+            one.trained,
+        )
 
 
 def _spec(tensor: Any, max_batch: int) -> TensorSpec:

@@ -1,0 +1,108 @@
+"""How much at once: turns for requests, memory for their bodies; what does not fit is refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from clip_deploy.gateway.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from clip_deploy.gateway.settings import GatewaySettings
+
+_LATER = "ask again after the seconds of Retry-After"
+
+
+class Gate:
+    """Lets a bounded number of requests in; a bounded number of further ones wait, for a bounded time, unread."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._line: deque[asyncio.Future[None]] = deque()
+        self.in_flight = 0
+        self.held_bytes = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[Turn]:
+        """A request's turn, and the memory that it takes.
+
+        Raises:
+            Problem: its turn does not come.
+        """
+        await self._enter()
+        turn = Turn(self)
+        try:
+            yield turn
+        finally:
+            self.held_bytes -= turn.held_bytes
+            self._leave()
+
+    def hold(self, size: int) -> None:
+        """Count bytes of a body before they are in memory.
+
+        Raises:
+            Problem: too many are.
+        """
+        if self.held_bytes + size > self._settings.max_buffered_bytes:
+            raise Problem(
+                "memory", f"bodies of {self.held_bytes:,} bytes are in flight", remedy=_LATER
+            )
+        self.held_bytes += size
+
+    async def _enter(self) -> None:
+        settings = self._settings
+        if self.in_flight < settings.max_in_flight and not self._line:
+            self.in_flight += 1
+            return
+        if len(self._line) >= settings.max_waiting:
+            raise Problem(
+                "busy",
+                f"{self.in_flight} requests are worked on, and {len(self._line)} wait",
+                remedy=_LATER,
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await asyncio.wait((turn,), timeout=settings.max_wait_s)
+        except asyncio.CancelledError:
+            self._give_up(turn)
+            raise
+        if not turn.done():
+            self._give_up(turn)
+            raise Problem(
+                "waited", f"its turn did not come within {settings.max_wait_s:g} s", remedy=_LATER
+            )
+
+    def _give_up(self, turn: asyncio.Future[None]) -> None:
+        if turn.done():
+            self._leave()
+        else:
+            self._line.remove(turn)
+
+    def _leave(self) -> None:
+        """The turn goes to whoever has waited longest."""
+        if self._line:
+            self._line.popleft().set_result(None)
+        else:
+            self.in_flight -= 1
+
+
+class Turn:
+    """One request inside the gate."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self.held_bytes = 0
+
+    def hold(self, size: int) -> None:
+        """Count bytes of this request's body before they are in memory; they are let go at its end."""
+        self._gate.hold(size)
+        self.held_bytes += size
