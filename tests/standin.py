@@ -59,6 +59,7 @@ class StandIn:
     ) -> None:
         self.asked: list[Asked] = []
         self.questions: list[str] = []
+        self.context: Any = None  # of the latest call over gRPC
         self.spoil: Callable[[np.ndarray], np.ndarray] = lambda rows: rows
         self.before: Callable[[str], None] = lambda method: None
         self.version, self.weights, self.ready = version, weights, True
@@ -141,6 +142,7 @@ class StandIn:
 
         def handler(method: str) -> grpc.RpcMethodHandler:
             def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+                self.context = context
                 try:
                     return self.answer(method, request).SerializeToString()
                 except Refusal as refusal:

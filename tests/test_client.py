@@ -6,10 +6,13 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -25,6 +28,7 @@ from clip_deploy.client.protocol import ConnectionLost, NotServed, translated
 from clip_deploy.errors import (
     ConfigError,
     InputError,
+    ModelChanged,
     ServerBusy,
     ServerError,
     ServerTimeout,
@@ -33,9 +37,9 @@ from clip_deploy.errors import (
 from clip_deploy.inputs.images import to_pixels
 from clip_deploy.repository.rendering import parse_config
 from clip_deploy.resources import photographs_dir
-from clip_deploy.spec import Scoring
+from clip_deploy.spec import Scoring, Tower
 from tests.factories import CLIP_PREPROCESS
-from tests.standin import MemoryConnection, StandIn
+from tests.standin import MemoryConnection, Refusal, StandIn
 
 CAT = photographs_dir() / "cat.jpg"
 
@@ -169,13 +173,149 @@ def test_a_request_is_bounded_in_bytes_too(
     assert sorted(len(asked.rows) for asked in server.asked) == [1, 2, 2]
 
 
-def test_a_model_without_batching_takes_all_rows_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_without_batching_takes_all_rows_at_once(tmp_path: Path, connect):
+    server = StandIn(tmp_path, max_batch=0)
+    connect(server).embed_texts(["cat"] * 7)
+    assert [len(asked.rows) for asked in server.asked] == [7]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        np.zeros((1, 3, 224, 224), np.float64),
+        np.zeros((1, 3, 224, 224), np.uint8),
+        np.zeros((3, 224, 224), np.float32),
+        np.zeros((1, 224, 224, 3), np.float32),
+    ],
+)
+def test_prepared_inputs_of_another_shape_or_type_are_refused_unsent(
+    client, server: StandIn, inputs: np.ndarray
 ):
-    server = _Server(tmp_path, max_batch=0)
-    monkeypatch.setattr("clip_deploy.client.inference.Connection", lambda url, timeout_s: server)
-    TritonInferenceClient("x:1").embed_texts(["cat"] * 7)
-    assert [len(rows) for _, rows in server.asked] == [7]
+    with pytest.raises(InputError, match="reads FP32") as caught:
+        client.embed(Tower.IMAGE, inputs)
+    assert "prepare_images" in caught.value.remedy
+    assert server.asked == []
+
+
+def test_what_is_prepared_apart_gives_the_same_vectors(client):
+    assert np.array_equal(
+        client.embed(Tower.IMAGE, client.prepare_images([CAT])), client.embed_images([CAT])
+    )
+    assert np.array_equal(
+        client.embed(Tower.TEXT, client.prepare_texts(["a cat"])), client.embed_texts(["a cat"])
+    )
+
+
+def test_a_deployment_is_what_both_towers_say(client):
+    found = client.deployment()
+    assert (found.model, found.pretrained) == ("ViT-B-32", "laion2b_s34b_b79k")
+    assert (found.weights_sha256, found.embed_dim) == ("a" * 64, 512)
+    assert found.towers == (Tower.IMAGE, Tower.TEXT)
+    assert found.trained
+
+
+def test_a_model_that_is_not_ready_is_no_deployment(client, server: StandIn):
+    server.ready = False
+    with pytest.raises(ServerUnavailable, match=r"clip_image_encoder version 1 .* is not ready"):
+        client.deployment()
+
+
+def test_the_request_id_travels_with_every_piece(client, server: StandIn):
+    client.embed_texts(["cat"] * 6, request_id="7f3a")
+    assert [asked.id for asked in server.asked] == ["7f3a", "7f3a"]
+    client.request_embedding(CAT, request_id="8")
+    assert server.asked[-1].id == "8"
+
+
+def test_the_model_is_read_once(client, server: StandIn):
+    for _ in range(3):
+        client.embed_texts(["cat"])
+    assert server.questions.count("ModelConfig") == 1
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+def test_a_deadline_that_is_none_is_refused(connect, server: StandIn, timeout_s: float):
+    with pytest.raises(ConfigError, match="deadline"):
+        connect(server, timeout_s=timeout_s)
+    with pytest.raises(ConfigError, match="deadline"):
+        connect(server).embed_texts(["cat"], timeout_s=timeout_s)
+
+
+def test_preparing_counts_towards_the_deadline(client):
+    def slow():
+        for _ in range(50):
+            time.sleep(0.02)
+            yield CAT
+
+    began = time.monotonic()
+    with pytest.raises(ServerTimeout, match=r"call's 0\.1 s were over"):
+        client.embed_images(slow(), timeout_s=0.1)
+    assert time.monotonic() - began < 0.9
+
+
+# Which model answers
+
+
+def test_a_newer_version_of_the_same_weights_is_taken_without_a_failure(client, server: StandIn):
+    client.embed_texts(["cat"])
+    server.version = "2"
+    client.embed_texts(["cat"])
+    assert [asked.version for asked in server.asked] == ["1", "2"]
+
+
+def test_a_newer_version_of_other_weights_is_refused_for_good(
+    client, server: StandIn, tmp_path: Path
+):
+    client.embed_texts(["cat"])
+    configs = server.configs
+    server.version, server.configs = "2", StandIn(tmp_path, weights="b" * 64).configs
+    asked = len(server.asked)
+    with pytest.raises(ModelChanged, match="now has the weights bbbbbbbbbbbb") as caught:
+        client.embed_texts(["cat"])
+    assert "new client" in caught.value.remedy
+    server.version, server.configs = "1", configs
+    for call in (lambda: client.request_embedding(CAT), client.deployment):
+        with pytest.raises(ModelChanged):
+            call()
+    assert len(server.asked) == asked
+
+
+def test_the_same_weights_prepared_differently_are_another_model(
+    client, server: StandIn, tmp_path: Path
+):
+    client.embed_images([CAT])
+    squashed = {"preprocess": replace(CLIP_PREPROCESS, resize_mode="squash")}
+    server.version, server.configs = "2", StandIn(tmp_path / "2", image=squashed).configs
+    with pytest.raises(ModelChanged, match="reads its inputs differently"):
+        client.embed_images([CAT])
+
+
+def test_a_model_replaced_in_place_is_found_by_asking_for_the_deployment(
+    client, server: StandIn, tmp_path: Path
+):
+    client.embed_texts(["cat"])
+    server.configs = StandIn(tmp_path, weights="b" * 64).configs
+    with pytest.raises(ModelChanged):
+        client.deployment()
+
+
+def test_a_model_that_is_gone_is_not_asked_for_for_ever(client, server: StandIn):
+    client.embed_texts(["cat"])
+    del server.configs["clip_text_encoder"]
+    with pytest.raises(ServerUnavailable, match=r"clip_text_encoder .* is not served now"):
+        client.embed_texts(["cat"])
+
+
+def test_a_full_queue_is_told_at_once_and_not_asked_again(client, server: StandIn):
+    client.embed_texts(["cat"])
+
+    def refuse(method: str) -> None:
+        raise Refusal(grpc.StatusCode.UNAVAILABLE, "[request id: x] Exceeds maximum queue size")
+
+    server.before = refuse
+    with pytest.raises(ServerBusy):
+        client.embed_texts(["cat"])
+    assert server.questions.count("ModelInfer") == 2
 
 
 def test_nothing_in_gives_nothing_out(client, server: StandIn):
