@@ -79,8 +79,7 @@ class People:
         self._client, self._files, self._vectors = client, files, vectors
         self._limits = tolerance
         self._bodies = [
-            {"model": "clip", "input": "data:image/jpeg;base64," + base64.b64encode(f).decode()}
-            for f in files
+            {"input": "data:image/jpeg;base64," + base64.b64encode(f).decode()} for f in files
         ]
 
     async def ask(self, number: int, tally: Tally) -> None:
