@@ -76,6 +76,7 @@ HOMES = {
     "uvicorn": {"gateway"},
     "python_multipart": {"gateway"},
     "prometheus_client": {"gateway"},
+    "elastic_transport": {"indexes"},
 }
 
 

@@ -47,7 +47,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "capacity",
             "doctor",
         ),
-        *("server", "server install"),
+        *("server", "server install", "index", "index add", "index stats", "index search"),
     ],
 )
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):

@@ -18,6 +18,7 @@ from clip_deploy.errors import ConfigError
 from clip_deploy.gateway import GatewaySettings
 from clip_deploy.gateway.models import EmbeddingAnswer, Ready, SearchAnswer, Status
 from clip_deploy.gateway.problems import MEDIA_TYPE, REASONS, ProblemBody
+from clip_deploy.indexes import IndexIdentity, open_index
 from tests.gateway_parts import (
     DIM,
     WEIGHTS,
@@ -641,3 +642,36 @@ def test_a_token_comes_from_a_file_or_the_environment(
     file.write_text("# none\n")
     assert main(["gateway", "--triton", "h:1", "--token-file", str(file)]) == 2
     assert main(["gateway", "--triton", "h:1", "--token-file", str(tmp_path / "no")]) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("damage", "code", "what"),
+    [
+        ("missing", 2, "there is no index"),
+        ("empty", 2, "there is no index"),
+        ("index.json", 8, "index.json"),
+        ("table", 8, "damaged"),
+    ],
+)
+def test_an_index_that_does_not_open_ends_the_start_in_two_lines(
+    tmp_path: Path, capsys, damage: str, code: int, what: str
+):
+    pytest.importorskip("lancedb")
+    place = tmp_path / "photos.index"
+    if damage == "empty":
+        place.mkdir()
+    elif damage != "missing":
+
+        async def make() -> None:
+            await (await open_index(str(place), create=IndexIdentity(WEIGHTS, DIM, "t"))).close()
+
+        asyncio.run(make())
+        for path in place.rglob("index.json" if damage == "index.json" else "*.manifest"):
+            path.write_bytes(b"")
+    arguments = ["gateway", "--triton", "127.0.0.1:9", "--port", "0", "--index", str(place)]
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(":")[0] for line in err.splitlines()] == ["error", "fix"]
+    assert what in err

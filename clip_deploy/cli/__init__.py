@@ -13,6 +13,7 @@ from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
 from clip_deploy.cli.gateway import gateway
+from clip_deploy.cli.index import index
 from clip_deploy.cli.lint import lint
 from clip_deploy.cli.output import complain
 from clip_deploy.cli.render import render_config
@@ -58,6 +59,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(server, name="server")
+app.add_typer(index, name="index")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

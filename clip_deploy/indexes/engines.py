@@ -30,7 +30,19 @@ async def _open_lance(place: str, create: IndexIdentity | None) -> Index:
     return await LanceIndex.open(place, create)
 
 
-ENGINES = (Engine("lancedb", "index", "FOLDER", ("",), _open_lance),)
+async def _open_elastic(place: str, create: IndexIdentity | None) -> Index:
+    from clip_deploy.indexes.elastic import ElasticIndex
+
+    return await ElasticIndex.open(place, create)
+
+
+ENGINES = (
+    Engine("lancedb", "index", "FOLDER", ("",), _open_lance),
+    Engine(
+        *("elasticsearch", "elasticsearch", "https://host:9200/NAME", ("https", "http")),
+        _open_elastic,
+    ),
+)
 
 
 async def open_index(place: str, *, create: IndexIdentity | None = None) -> Index:

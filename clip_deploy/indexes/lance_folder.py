@@ -163,8 +163,10 @@ class LanceFolder:
             yield
         except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
             raise self._failure(error) from error
-        except BaseException as error:  # Rust's panics are no Exceptions
-            if type(error).__name__ != "PanicException":
+        except (
+            BaseException
+        ) as error:  # Rust's panics have no class to import, and may be no Exceptions
+            if "Panic" not in type(error).__name__:
                 raise
             raise self._failure(error) from error
 

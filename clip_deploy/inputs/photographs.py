@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clip_deploy.errors import ConfigError
+from clip_deploy.inputs.captions import read_captions
 from clip_deploy.resources import photographs_dir
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def photographs(folder: Path | None) -> Photographs:
     folder = folder or photographs_dir()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}", remedy="check the path of --images")
-    captions = _captions(folder / CAPTIONS)
+    captions = read_captions(folder / CAPTIONS) if (folder / CAPTIONS).exists() else {}
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
     if len(paths) < 2:
         raise ConfigError(
@@ -52,20 +52,3 @@ def photographs(folder: Path | None) -> Photographs:
             remedy="correct the file names",
         )
     return Photographs(tuple(paths), tuple(captions.get(path.name, "") for path in paths))
-
-
-def _captions(path: Path) -> dict[str, str]:
-    """File name → caption, from an object or from a list of ``{"file": …, "caption": …}``."""
-    if not path.exists():
-        return {}
-    remedy = "write a JSON object: file name → caption"
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        captions = (
-            {row["file"]: row["caption"] for row in data} if isinstance(data, list) else dict(data)
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path} cannot be read as captions: {error!r}", remedy=remedy) from error
-    if not all(isinstance(text, str) for pair in captions.items() for text in pair):
-        raise ConfigError(f"{path} holds a caption that is not a text", remedy=remedy)
-    return captions
