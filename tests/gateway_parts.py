@@ -14,8 +14,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from clip_deploy.errors import InputError
-from clip_deploy.gateway import GatewaySettings
-from clip_deploy.gateway.app import create_app
+from clip_deploy.gateway import GatewaySettings, create_app
 from clip_deploy.indexes import IndexIdentity
 from clip_deploy.inputs.images import load
 from clip_deploy.inputs.texts import MAX_CHARACTERS

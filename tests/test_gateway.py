@@ -515,7 +515,7 @@ def test_what_it_was_given_stays_open_and_what_it_opened_is_closed(
     monkeypatch.setattr(
         "clip_deploy.client.AsyncTritonInferenceClient", lambda *a, **o: opened, raising=False
     )
-    from clip_deploy.gateway.app import create_app
+    from clip_deploy.gateway import create_app
     from tests.gateway_parts import Gateway
 
     with Gateway(create_app(GatewaySettings("h:1"))) as g:

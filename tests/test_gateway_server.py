@@ -27,8 +27,7 @@ from clip_deploy import repository as repositories
 from clip_deploy.artifacts import exported_models
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.engines import BACKENDS
-from clip_deploy.gateway import GatewaySettings
-from clip_deploy.gateway.app import create_app
+from clip_deploy.gateway import GatewaySettings, create_app
 from clip_deploy.indexes import IndexIdentity, Item, open_index
 from clip_deploy.inputs.photographs import photographs
 from clip_deploy.repository import assemble

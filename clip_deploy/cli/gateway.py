@@ -95,9 +95,9 @@ def gateway(
 
     from clip_deploy.errors import ConfigError, extra
     from clip_deploy.files import storage
-    from clip_deploy.gateway import GatewaySettings
 
     with extra("gateway"):
+        from clip_deploy.gateway import GatewaySettings
         from clip_deploy.gateway.running import run
 
     settings = GatewaySettings(
