@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -176,6 +177,29 @@ def test_a_bad_picture_among_good_ones_has_its_number():
         )
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("input.2: ")
+
+
+def test_many_images_are_taken_a_few_at_a_time_and_their_pixels_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("clip_deploy.gateway.embeddings._IMAGES_AT_ONCE", 3)
+    client, held = FakeClient(), []
+    images = [jpeg(i) for i in range(8)]
+    with gateway(client) as g:
+        embed, gate = client.embed, g.app.state.service._gate
+
+        async def look(tower, inputs, **options):
+            held.append((len(inputs), gate.held_bytes))
+            return await embed(tower, inputs, **options)
+
+        client.embed = look
+        answer = g.post(EMBED, json={"input": [data_uri(image) for image in images]})
+    got = np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
+    assert np.array_equal(got, _reference(client, images))
+    assert [count for count, _ in held] == [3, 3, 2]
+    body = held[0][1] - 2 * 3 * 192
+    assert [size - body for _, size in held] == [2 * count * 192 for count, _ in held]
+    assert gate.held_bytes == 0
 
 
 @pytest.mark.parametrize("query", [{"dimensions": 8}, {"encoding_format": "int8"}])
@@ -609,6 +633,20 @@ def test_docs_need_nothing_from_elsewhere():
         assert path in page
     for outside in ("http://", "https://", "<script", "<style", "src="):
         assert outside not in page
+
+
+@pytest.mark.parametrize("tokens", [(), (TOKEN,)])
+def test_openapi_is_whole_and_says_where_a_token_is_needed(tokens: tuple):
+    with gateway(tokens=tokens) as g:
+        api = g.get("/openapi.json").json()
+    text = json.dumps(api)
+    for name in re.findall(r"#/components/schemas/(\w+)", text):
+        assert name in api["components"]["schemas"]
+    guarded = {
+        path for path, one in api["paths"].items() for row in one.values() if "security" in row
+    }
+    expected = {path for path in api["paths"] if path.startswith(("/api/", "/v1/"))}
+    assert guarded == (expected if tokens else set())
 
 
 def test_openapi_has_examples_of_every_request():
