@@ -2,10 +2,10 @@
 
     python benchmarks/gateway.py [--users 32] [--seconds 8] [--repeats 6] [--engines onnxruntime,openvino] [--json]
 
-Both sides take turns, direct first and last, on the same server, the same cores and the same photographs (JPEG files, 640 pixels wide at most),
-asked by so many users from requests that were written beforehand; every answer is judged. On the gateway's side each
-picture is sent as base64 in JSON, decoded, resized, normalised, sent to Triton and answered as base64: all of that, and
-what the load generator takes, runs on the cores that the model needs.
+Both sides take turns, direct first and last, on the same server, the same cores and the same photographs (JPEG files,
+640 pixels wide at most), asked by so many users from requests that were written beforehand; every answer is judged. On
+the gateway's side each picture is sent as base64 in JSON, decoded, resized, normalised, sent to Triton and answered as
+base64: all of that, and what the load generator takes, runs on the cores that the model needs.
 
 Exit code 1 when a bar is missed. With ``--json`` the last line is one JSON object.
 """
