@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
 import time
 import tracemalloc
 
@@ -281,3 +285,44 @@ def test_the_file_of_a_form_comes_out_as_it_went_in(data: bytes):
         )
     )
     assert uploaded(body, f'multipart/form-data; boundary="{boundary.decode()}"') == data
+
+
+@pytest.mark.processes
+def test_connections_that_never_come_to_a_request_are_closed():
+    """Nothing sent; a head that trickles in; and the rest of a body that was refused long ago."""
+    code = """
+import sys
+from clip_deploy.gateway import GatewaySettings
+from clip_deploy.gateway.running import run
+settings = GatewaySettings("127.0.0.1:9", port=0, head_timeout_s=0.5, max_upload_bytes=1024)
+run(settings, None, lambda url: print(url, flush=True))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(process.stdout.readline().rpartition(":")[2])
+        head = b"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n"
+        for first, then in (
+            (b"", b""),
+            (head, b"X-A: b\r\n"),
+            (head + b"Content-Length: 99999999\r\n\r\n", b"x" * 1000),
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as wire:
+                began = time.monotonic()
+                wire.settimeout(0.1)
+                got = b""
+                with contextlib.suppress(ConnectionError):
+                    wire.sendall(first)
+                    while time.monotonic() - began < 3:
+                        with contextlib.suppress(TimeoutError):
+                            piece = wire.recv(65536)
+                            if not piece:
+                                break
+                            got += piece
+                        wire.sendall(then)
+                assert 0.3 < time.monotonic() - began < 2
+                assert (b" 413 " in got) is (b"Length" in first)
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()

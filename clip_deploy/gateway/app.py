@@ -44,12 +44,14 @@ def create_app(
         log: gets one line of JSON per request.
     """
     gate = Gate(settings)
+    metrics = Metrics(gate)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             async with opened(settings, gate, client, index) as service:
                 app.state.service = service
+                metrics.ready.set_function(lambda: service.was_ready)
                 yield
         except ClipDeployError as error:
             app.state.failure = error
@@ -64,7 +66,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.failure = None
-    app.state.metrics = Metrics(gate)
+    app.state.metrics = metrics
     for router in (search.router, embeddings.router, health.router, pages.router(settings.page)):
         app.include_router(router)
     problems.install(app)
@@ -78,5 +80,5 @@ def create_app(
             allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
-    app.add_middleware(Journal, metrics=app.state.metrics, log=log)
+    app.add_middleware(Journal, metrics=metrics, log=log)
     return app

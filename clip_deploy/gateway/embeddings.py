@@ -157,7 +157,8 @@ async def _embedded(
         if rows[Tower.IMAGE]:
             inputs[Tower.IMAGE] = await _pixels(service, items, rows[Tower.IMAGE])
         if rows[Tower.TEXT]:
-            ids = await client.prepare_texts([items[i] for i in rows[Tower.TEXT]])
+            texts = [item for item in items if isinstance(item, str)]
+            ids = await client.prepare_texts(texts)
             contract = (await client.model(Tower.TEXT)).contract
             assert contract.tokens is not None  # a text encoder's contract has it
             tokens = int((ids != contract.tokens.pad_id).sum())

@@ -35,7 +35,6 @@ async def livez() -> Response:
 async def readyz(request: Request) -> Response:
     """200 when Triton serves both towers of one export, and the index, if there is one, is of the same model."""
     found = await request.app.state.service.readiness()
-    request.app.state.metrics.ready.set(found.ready)
     body = Ready(
         ready=found.ready,
         reason=str(found.problem) if found.problem else None,

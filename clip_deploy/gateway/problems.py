@@ -48,7 +48,7 @@ REASONS: dict[str, tuple[int, str]] = {
     "not-ready": (503, "The gateway is not ready"),
     "index-damaged": (503, "The index cannot be read"),
     "index-unavailable": (503, "The index does not answer"),
-    "triton-timeout": (504, "Triton did not answer in time"),
+    "triton-timeout": (504, "There was no answer in time"),
 }
 # Failures of the client, most special first.
 _FAILURES: tuple[tuple[type[errors.ClipDeployError], str], ...] = (

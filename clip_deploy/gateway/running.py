@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import socket
 from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from clip_deploy.errors import ConfigError
 from clip_deploy.gateway.app import create_app
@@ -40,7 +42,7 @@ def run(settings: GatewaySettings, log: TextIO | None, announce: Callable[[str],
         access_log=False,
         lifespan="on",
         ws="none",
-        http="h11",
+        http=_protocol(settings.head_timeout_s),
         h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
         server_header=False,
         proxy_headers=False,
@@ -58,6 +60,42 @@ def run(settings: GatewaySettings, log: TextIO | None, announce: Callable[[str],
                 raise
         if app.state.failure is not None:
             raise app.state.failure
+
+
+def _protocol(timeout_s: float) -> type[H11Protocol]:
+    """uvicorn's HTTP protocol, which hangs up on a connection that begins a request and does not come to its body.
+
+    What still arrives of a body that was refused begins no request either: it is thrown away for as long.
+    """
+
+    class BoundedHeads(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(timeout_s, self._hang_up)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(timeout_s, self._hang_up)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _hang_up(self) -> None:
+            self._timer = None
+            self.transport.close()
+
+    return BoundedHeads
 
 
 class _Server(uvicorn.Server):

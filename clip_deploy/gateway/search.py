@@ -48,9 +48,7 @@ _FORM = {
         },
     }
 }
-_ID = {
-    "parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
-}
+_ID = {"parameters": [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]}
 _WORDS = {
     "requestBody": {
         "required": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FRESH_S = 1.0
 _PATIENCE_S = 2.0
+_WATCH_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Service:
         self._readiness: Readiness | None = None
         self._looked_s = 0.0
         self._looking = asyncio.Lock()
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether the last look found it ready."""
+        return self._readiness is not None and self._readiness.ready
 
     @property
     def has_index(self) -> bool:
@@ -123,6 +129,12 @@ class Service:
                 self._looked_s = time.monotonic()
             return self._readiness
 
+    async def watch(self) -> None:
+        """Keeps looking: a model that was replaced under its version number is seen here, and by nobody else."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            await self.readiness()
+
     async def _look(self) -> Readiness:
         try:
             found = await asyncio.wait_for(self.client.deployment(), _PATIENCE_S)
@@ -167,27 +179,28 @@ async def opened(
     Raises:
         ConfigError: the index does not open, or holds vectors of another model than Triton serves.
     """
-    own_client, own_index = client is None, index is None and settings.index is not None
-    if client is None:
-        from clip_deploy.client import AsyncTritonInferenceClient
+    async with AsyncExitStack() as stack:
+        if client is None:
+            from clip_deploy.client import AsyncTritonInferenceClient
 
-        client = AsyncTritonInferenceClient(
-            settings.triton, timeout_s=settings.timeout_s, decode=settings.decode
-        )
-    try:
+            client = AsyncTritonInferenceClient(
+                settings.triton, timeout_s=settings.timeout_s, decode=settings.decode
+            )
+            stack.push_async_callback(client.close)
         if index is None and settings.index is not None:
             from clip_deploy.indexes import open_index
 
             index = await open_index(settings.index)
-        try:
-            service = Service(settings, client, index, gate)
-            found = await service.readiness()
-            if found.deployment is not None and found.problem is not None:
-                raise found.problem
-            yield service
-        finally:
-            if own_index and index is not None:
-                await index.close()
-    finally:
-        if own_client:
-            await client.close()
+            stack.push_async_callback(index.close)
+        service = Service(settings, client, index, gate)
+        found = await service.readiness()
+        if found.deployment is not None and found.problem is not None:
+            raise found.problem
+        watching = asyncio.ensure_future(service.watch())
+        stack.push_async_callback(_ended, watching)
+        yield service
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -30,6 +30,7 @@ class GatewaySettings:
         max_wait_s: how long they may wait.
         max_upload_bytes: the largest body.
         max_buffered_bytes: all bodies in memory together.
+        head_timeout_s: how long the head of a request may take to arrive.
         upload_timeout_s: how long a body may take to arrive.
         max_inputs: how many texts and images one request to ``/v1/embeddings`` may carry.
         page: the folder of the page at ``/``.
@@ -50,6 +51,7 @@ class GatewaySettings:
     max_wait_s: float = 2.0
     max_upload_bytes: int = 20 * 2**20
     max_buffered_bytes: int = 512 * 2**20
+    head_timeout_s: float = 10.0
     upload_timeout_s: float = 30.0
     max_inputs: int = 256
     page: Path = _PAGE
@@ -62,6 +64,7 @@ class GatewaySettings:
             "max_upload_bytes": 1024,
             "max_inputs": 1,
             "timeout_s": 0.001,
+            "head_timeout_s": 0.001,
             "upload_timeout_s": 0.001,
         }
         for name, value in least.items():
