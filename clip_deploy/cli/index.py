@@ -71,7 +71,7 @@ def add(
             metavar="NAME", help="What the source is called in the index; its path by default."
         ),
     ] = None,
-    timeout: Timeout = 30.0,
+    timeout: Timeout = 300.0,
     json_file: JsonFile = None,
 ) -> None:
     """Embed pictures through Triton and store them.

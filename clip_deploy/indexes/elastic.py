@@ -65,7 +65,7 @@ class ElasticIndex:
         text: str | None = None,
         limit: int = 12,
     ) -> list[Hit]:
-        """See ``Index.search``. Both rankings come with one request and are fused here: Elastic's own way is not free."""
+        """See ``Index.search``. Both rankings come with one request and are fused here: Elastic's own is not free."""
         require_query(self.identity, vector, text, limit)
         await self._require_same_model()
         count = window(limit, both=vector is not None and text is not None)
