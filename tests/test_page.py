@@ -5,14 +5,12 @@ After each test: nothing was asked of any other origin, nothing was thrown, and 
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -41,11 +39,11 @@ PHONE = {
 SCHEMES = ("light", "dark")
 TOKEN = "a-token-of-the-shop-0123"
 HOSTILE = (
-    '<img src=x onerror="document.title=`owned`">harm',
-    "<script>document.title='owned'</script>harm",
+    '<img src=x onerror="document.title=`owned`"> harm',
+    "<script>document.title='owned'</script> harm",
     "javascript:document.title='owned' harm",
-    '"><svg onload=alert(1)> ../../harm?x=1#y %2e%2e/harm',
-    "harm" + "\u202e" + "reversed",
+    '"><svg onload=alert(1)> ../../harm?x=1#y %2e%2e/ harm',
+    "harm \u202ereversed",
     "harm " + "Donaudampfschifffahrtsgesellschaft" * 12,
 )
 
@@ -132,12 +130,9 @@ def _drop(page: Page, file: Path) -> None:
     devtools.send("Input.dispatchDragEvent", {"type": "drop", "x": 300, "y": 300, "data": data})
 
 
-def _photograph(size: int) -> bytes:
-    """A JPEG file of noise, which compresses badly."""
-    file = io.BytesIO()
-    pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
-    Image.fromarray(pixels).save(file, "JPEG", quality=95)
-    return file.getvalue()
+def _milliseconds(text: str) -> float:
+    value, unit = re.search(r"([\d.]+) (ms|s)$", text).groups()
+    return float(value) * {"ms": 1, "s": 1000}[unit]
 
 
 def _fits(page: Page) -> bool:
@@ -156,7 +151,7 @@ def test_words_find_pictures_and_the_address_says_what_was_asked(visit, shop):
     expect(coffee.locator(".caption")).to_have_text(CAPTIONS["coffee.jpg"])
     expect(coffee.locator(".scores")).to_contain_text("caption #1")
     expect(coffee.locator(".scores")).to_contain_text(re.compile(r"picture #\d+"))
-    expect(page.locator("#count")).to_contain_text(re.compile(r"^\d+ results in [\d.]+ ms$"))
+    expect(page.locator("#count")).to_contain_text(re.compile(r"^\d+ results in [\d.]+ m?s$"))
     assert page.url == shop[0] + "?q=espresso+spoon"
     page.get_by_label("captions").check(force=True)
     expect(_cards(page)).to_have_count(1)
@@ -183,8 +178,8 @@ def test_the_time_of_each_stage_is_shown_and_adds_up(visit):
     shown = dict(text.split(maxsplit=1) for text in stages.all_inner_texts())
     assert set(shown) <= {"prepare", "embed", "search", "gateway", "network"}
     assert "network" in shown
-    total = float(re.search(r"([\d.]+) ms", page.locator("#count").inner_text())[1])
-    assert sum(float(time.split()[0]) for time in shown.values()) == pytest.approx(total, abs=2)
+    total = _milliseconds(page.locator("#count").inner_text())
+    assert sum(map(_milliseconds, shown.values())) == pytest.approx(total, abs=2, rel=0.1)
     assert page.locator("#bar span").count() == len(shown)
 
 
@@ -217,6 +212,7 @@ def test_a_dropped_picture_finds_itself(visit):
 def test_a_dropped_text_is_refused_in_words_and_not_sent(visit, tmp_path):
     page = visit()
     (tmp_path / "notes.txt").write_text("no picture")
+    expect(page.locator("#facts")).not_to_be_empty()
     sent = []
     page.on("request", lambda request: sent.append(request.url))
     _drop(page, tmp_path / "notes.txt")
@@ -308,7 +304,6 @@ def test_the_keyboard_alone_does_everything(visit):
 def test_tab_reaches_every_control_in_the_order_of_reading(visit):
     page = visit("?q=rocket&mode=text")
     expect(_cards(page)).to_have_count(1)
-    page.evaluate("document.activeElement.blur()")
     reached = []
     for _ in range(9):
         page.keyboard.press("Tab")
@@ -326,9 +321,10 @@ def test_tab_reaches_every_control_in_the_order_of_reading(visit):
 
 def test_captions_sources_and_ids_are_text_whatever_they_hold(visit, shop):
     page = visit("?q=harm&mode=text")
-    expect(_cards(page).locator(".caption")).to_have_text(
-        [hit for hit in HOSTILE if "harm" in hit.split()], use_inner_text=False
-    )
+    expect(_cards(page).locator(".caption")).to_have_text(list(HOSTILE))
+    assert page.title() == "“harm” – Image search"
+    for image in page.locator(".card img").all():  # ids of any letters are addresses of pictures
+        assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 451
     page = visit("?q=" + "%3Cimg+src%3Dx+onerror%3Dalert(1)%3E")
     expect(page.locator("#summary")).to_have_text("“<img src=x onerror=alert(1)>”")
     assert page.locator("#results img[src='x'], #results svg, #results script").count() == 0
@@ -343,37 +339,34 @@ def test_a_busy_server_is_waited_for_and_then_asked_again(visit, client):
     page.get_by_label("Describe a picture").fill("rocket")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("Ask again in a moment.")
-    expect(page.locator("#again")).to_have_text("Try again in 2 s")
-    page.locator("#again").click()
-    expect(page.locator("#again")).to_have_text("Try again in 1 s")
+    expect(page.locator("#again")).to_have_text(re.compile(r"^Try again in [12] s$"))
     client.failure = None
-    expect(page.locator("#again")).to_have_text("Try again")
-    expect(page.get_by_role("status")).to_have_text("You can try again now.")
-    page.locator("#again").click()
+    with page.expect_request("**/search/text") as again:
+        page.locator("#again").press("Enter")  # too early: nothing happens
+        expect(page.get_by_role("status")).to_have_text("You can try again now.")
+        expect(page.locator("#again")).to_have_text("Try again")
+        expect(page.locator("#summary")).to_be_hidden()
+        page.locator("#again").press("Enter")
+    assert again.value.post_data_json["text"] == "rocket"
     expect(page.locator("#summary")).to_have_text("“rocket”")
     expect(page.locator("#problem")).to_be_hidden()
 
 
-def test_a_picture_that_is_too_large_can_be_sent_smaller(visit):
+def test_a_picture_that_is_too_large_can_be_sent_smaller(visit, tmp_path):
+    # Large as files, and small as pictures of 1024 pixels: plain, and with bytes behind the end.
+    Image.new("RGB", (2400, 1600), "teal").save(tmp_path / "large.jpg")
+    head = (tmp_path / "large.jpg").read_bytes()
+    (tmp_path / "large.jpg").write_bytes(head + bytes(400_000))
+    (tmp_path / "huge.jpg").write_bytes(head + bytes(30_000_000))
     with gallery_gateway(index=Gallery(), max_upload_bytes=200_000) as url:
         page = visit(url=url)
-        for size in (700, 3000):
-            _choose(
-                page, {"name": "noise.png", "mimeType": "image/jpeg", "buffer": _photograph(size)}
-            )
-            expect(page.get_by_role("alert")).to_contain_text("too large")
-            expect(page.get_by_role("alert")).to_contain_text("smaller picture")
-        _choose(page, {"name": "plain.jpg", "mimeType": "image/jpeg", "buffer": _plain()})
-        expect(page.get_by_role("alert")).to_contain_text("too large")
-        page.get_by_role("button", name="Send a smaller copy").click()
-        expect(page.locator("#summary")).to_have_text("Pictures like plain.jpg")
-
-
-def _plain() -> bytes:
-    """A picture that is large as a file and small as one of 1024 pixels."""
-    file = io.BytesIO()
-    Image.new("RGB", (3000, 2000), "teal").save(file, "JPEG")
-    return file.getvalue() + bytes(400_000)
+        for name in ("huge.jpg", "large.jpg"):
+            _choose(page, tmp_path / name)
+            alert = page.get_by_role("alert")
+            expect(alert).to_contain_text("The body is too large.")
+            expect(alert).to_contain_text("Send a smaller picture")
+            page.get_by_role("button", name="Send a smaller copy").click()
+            expect(page.locator("#summary")).to_have_text(f"Pictures like {name}")
 
 
 def test_what_is_not_a_picture_is_explained(visit):
@@ -391,11 +384,11 @@ def test_what_is_not_a_picture_is_explained(visit):
 def test_a_token_is_asked_for_kept_for_the_tab_and_forgotten(visit):
     with gallery_gateway(index=Gallery(), tokens=(TOKEN,)) as url:
         page = visit("?q=rocket", url=url)
-        expect(page.get_by_label("Access token")).to_be_focused()
+        expect(page.get_by_label("Access token", exact=True)).to_be_focused()
         page.keyboard.type("a-token-of-nobody-0123")
         page.keyboard.press("Enter")
         expect(page.get_by_role("alert")).to_contain_text("The token was not accepted.")
-        page.get_by_label("Access token").fill(TOKEN)
+        page.get_by_label("Access token", exact=True).fill(TOKEN)
         page.keyboard.press("Enter")
         expect(page.locator("#summary")).to_have_text("“rocket”")
         image = _cards(page).filter(has_text="rocket.jpg").locator("img")
@@ -404,7 +397,7 @@ def test_a_token_is_asked_for_kept_for_the_tab_and_forgotten(visit):
         page.reload()
         expect(page.locator("#summary")).to_have_text("“rocket”")
         page.get_by_role("button", name="Forget").click()
-        expect(page.get_by_label("Access token")).to_be_visible()
+        expect(page.get_by_label("Access token", exact=True)).to_be_visible()
 
 
 def test_without_an_index_the_page_says_how_to_make_one(visit):
@@ -469,9 +462,9 @@ def test_axe_finds_nothing_in_any_state(visit, client, scheme):
     client.failure = None
     with gallery_gateway(tokens=(TOKEN,)) as url:
         page = visit(url=url, color_scheme=scheme, **PHONE)
-        expect(page.get_by_label("Access token")).to_be_visible()
+        expect(page.get_by_label("Access token", exact=True)).to_be_visible()
         assert judged(page) == []
-        page.get_by_label("Access token").fill(TOKEN)
+        page.get_by_label("Access token", exact=True).fill(TOKEN)
         page.keyboard.press("Enter")
         expect(page.locator("#notices")).to_contain_text("There is no index")
         assert judged(page) == []
