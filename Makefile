@@ -57,6 +57,7 @@ bench: setup ## the ratios of benchmarks/
 	$(BIN)/python benchmarks/half.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/gateway.py
 
 clean: ## remove what was built here, but not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

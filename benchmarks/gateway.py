@@ -144,8 +144,7 @@ def main() -> int:
     rounds = Rounds()
     with tempfile.TemporaryDirectory() as temporary:
         build = Path(options.build or temporary)
-        if not build.exists() or not any(build.iterdir()):
-            export(EncoderSpec(MODEL, "random", max_batch=MAX_BATCH), build, print)
+        export(EncoderSpec(MODEL, "random"), build)
         models = exported_models([build])
         names = [f"{engine}" for engine in options.engines.split(",")]
         for engine in names:
