@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 import signal
@@ -162,13 +163,17 @@ def test_a_folder_in_which_nothing_can_be_read_is_a_failure_and_prunes_nothing(f
 
 
 @pytest.mark.processes
-def test_a_server_that_fails_ends_it_and_what_was_embedded_is_kept(folder: Path):
+def test_a_server_that_fails_ends_it_and_what_was_embedded_is_kept(
+    folder: Path, caplog: pytest.LogCaptureFixture
+):
     def fail(embedder: Embedder) -> None:
         if embedder.embedded >= 17:
             raise ServerUnavailable("gone", remedy="start it")
 
     with pytest.raises(ServerUnavailable):
         _ingest(folder, Embedder(fail), batch=4)
+    gc.collect()
+    assert caplog.text == "", "the failures of its neighbours are printed, too"
     embedder = Embedder()
     done, found = _ingest(folder, embedder)
     assert _counts(done) == (30 - done.unchanged, 0, done.unchanged, 0)

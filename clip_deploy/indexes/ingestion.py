@@ -147,8 +147,9 @@ class _Work:
 
     async def _land(self) -> None:
         landed, self._flying = await asyncio.wait(self._flying, return_when=asyncio.FIRST_COMPLETED)
-        for task in landed:
-            task.result()
+        failures = [error for task in landed if (error := task.exception())]
+        if failures:  # of many that fail with the server, the first says it
+            raise failures[0]
 
     async def _write(self) -> None:
         items, self._ready = self._ready, []
