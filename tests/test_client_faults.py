@@ -377,10 +377,12 @@ def test_a_closed_client_says_so_to_those_who_wait_and_to_those_who_come(server:
 
 def test_an_awaited_client_belongs_to_one_event_loop(server: StandIn):
     with server.serving() as url:
-        client = AsyncTritonInferenceClient(url)
-        asyncio.run(client.embed_texts(["cat"]))
+        client, loop = AsyncTritonInferenceClient(url), asyncio.new_event_loop()
+        loop.run_until_complete(client.embed_texts(["cat"]))
         with pytest.raises(ConfigError, match="another event loop"):
             asyncio.run(client.embed_texts(["cat"]))
+        loop.run_until_complete(client.close())
+        loop.close()
 
 
 def test_pictures_are_prepared_beside_the_event_loop(server: StandIn, tmp_path: Path):

@@ -36,13 +36,9 @@ class Connection:
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
         self.url = protocol.address(url)
         self.timeout_s = timeout_s
-        # How often the connection is known to have been lost: whoever answers afterwards may be another server.
-        self.losses = 0
-        self._lock = threading.Lock()
-        self._was_ready = False
+        self._losses, self._established, self._lock = 0, False, threading.Lock()
         self._calls: dict[str, Any] = {}
-        self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
-        self._channel.subscribe(self._watch)
+        self._channel: Any = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
 
     def __enter__(self) -> Connection:
         return self
@@ -80,6 +76,7 @@ class Connection:
             raise ServerUnavailable(
                 f"the client of {self.url} is closed", remedy="make a new one"
             ) from error
+        self._established = True
         return question.read(answer)
 
     def _call(self, question: Question[Any]) -> Any:
@@ -90,17 +87,32 @@ class Connection:
             )
         return self._calls[question.method]
 
-    def _watch(self, state: grpc.ChannelConnectivity) -> None:
-        """Told by a thread of gRPC's whenever the channel's state has changed."""
-        if self._was_ready:
-            self._lose(self.losses)
-        self._was_ready = state is grpc.ChannelConnectivity.READY
+    @property
+    def losses(self) -> int:
+        """How often the connection is known to have been lost: whoever answers afterwards may be another server.
+
+        gRPC makes a new connection only when it is asked something, so that looking before each question is enough.
+        """
+        with self._lock:
+            if self._established and not self._is_ready():
+                self._established = False
+                self._losses += 1
+            return self._losses
+
+    def _is_ready(self) -> bool:
+        # gRPC offers this as a subscription only, which is told later, misses short losses, and delays closing.
+        try:
+            state: int = self._channel._channel.check_connectivity_state(False)
+        except ValueError:  # closed
+            return True
+        return state == grpc.ChannelConnectivity.READY.value[0]
 
     def _lose(self, losses: int) -> None:
         """Count a loss once, however many calls it broke: ``losses`` is what was counted when they began."""
         with self._lock:
-            if self.losses == losses:
-                self.losses += 1
+            if self._losses == losses:
+                self._established = False
+                self._losses += 1
 
     def server(self) -> Any:
         """The server's metadata: name (its ``--id``), version, extensions."""

@@ -257,9 +257,13 @@ class LoopLine:
         self._closed = True
         if self._loop is None:
             return
-        for task in [self._watcher, *self._shared.values()]:
+        for task in self._shared.values():
             task.cancel()
         await self._channel.close()
+        # It ends by itself, unless broken calls still hold the channel; what gRPC had to tell a loop that is gone would
+        # disturb the next one.
+        await asyncio.wait({self._watcher}, timeout=0.2)
+        self._watcher.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _gone(self) -> ServerUnavailable:
