@@ -30,7 +30,7 @@ demo: setup ## the main job, end to end: MODEL and PRETRAINED choose the model
 	$(BIN)/clip-deploy render-config build --backend python --repository model_repository
 	$(BIN)/clip-deploy smoke-test model_repository
 
-demo-search: setup $(SERVED) ## the image search: Triton, an index of photographs, and a page, on what demo built; ARGS=--once ends it
+demo-search: setup $(SERVED) ## the image search on what demo built, with photographs and its page; ARGS=--once ends it
 	$(BIN)/python examples/demo_search.py model_repository $(ARGS)
 
 $(SERVED):
