@@ -14,12 +14,11 @@ from fastapi import FastAPI
 from PIL import Image
 
 from clip_deploy.errors import InputError
-from clip_deploy.gateway import GatewaySettings
-from clip_deploy.gateway.app import create_app
+from clip_deploy.gateway import GatewaySettings, create_app
 from clip_deploy.indexes import IndexIdentity
 from clip_deploy.inputs.images import load
 from clip_deploy.inputs.texts import MAX_CHARACTERS
-from clip_deploy.spec import Tower
+from clip_deploy.spec import TensorSpec, Tower
 
 WEIGHTS = "a" * 64
 DIM = 16
@@ -63,9 +62,9 @@ class FakeClient:
         return self.serves
 
     async def model(self, tower: Tower):
-        return SimpleNamespace(
-            contract=SimpleNamespace(tokens=SimpleNamespace(pad_id=0, context_length=8))
-        )
+        tensor = TensorSpec("pixel_values", "FP32", (3, 4, 4))
+        contract = SimpleNamespace(tokens=SimpleNamespace(pad_id=0), input=tensor)
+        return SimpleNamespace(contract=contract)
 
     async def prepare_images(self, images):
         rows = [np.asarray(load(image).convert("RGB").resize((4, 4))) for image in images]

@@ -153,7 +153,10 @@ def test_libraries_stay_at_home(name: str, path: Path):
     ("module", "forbidden"),
     [
         ("clip_deploy", "typer rich numpy torch"),
-        ("clip_deploy.cli", "numpy torch open_clip onnx onnxruntime tritonclient PIL jinja2"),
+        (
+            "clip_deploy.cli",
+            "numpy torch open_clip onnx onnxruntime tritonclient PIL jinja2 fastapi",
+        ),
         (
             "clip_deploy.client",
             "torch torchvision open_clip onnx onnxruntime typer rich jinja2 fastapi",
@@ -172,6 +175,10 @@ def test_libraries_stay_at_home(name: str, path: Path):
         ("clip_deploy.smoke", "torch torchvision open_clip onnx onnxruntime"),
         ("clip_deploy.bench.benchmark", "torch open_clip onnx onnxruntime psutil matplotlib rich"),
         ("clip_deploy.indexes", "torch lancedb pyarrow elasticsearch tritonclient PIL typer rich"),
+        (
+            "clip_deploy.gateway",
+            "torch torchvision open_clip onnx onnxruntime typer rich jinja2 lancedb pyarrow",
+        ),
         ("clip_deploy.doctor", "torch open_clip onnx onnxruntime tensorrt numpy"),
     ],
 )

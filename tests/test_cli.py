@@ -45,6 +45,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "bench",
             "tune",
             "capacity",
+            "gateway",
             "doctor",
         ),
         *("server", "server install", "index", "index add", "index stats", "index search"),

@@ -18,7 +18,7 @@ PAGES = sorted(
 )
 COMMANDS = (
     *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
-    *("smoke-test", "bench", "tune", "capacity", "inspect", "doctor"),
+    *("smoke-test", "bench", "tune", "capacity", "gateway", "inspect", "doctor"),
     *("index", "index add", "index stats", "index search"),
 )
 
@@ -94,7 +94,7 @@ def test_commands_on_a_page_exist_with_their_options(page: Path):
     ):
         for line in block.replace("\\\n", " ").splitlines():
             found = re.match(
-                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:server )?[a-z-]+)(.*)", line
+                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:(?:server|index) )?[a-z-]+)(.*)", line
             )
             if found and page.name != "cli.md":
                 command, rest = found.groups()

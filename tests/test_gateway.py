@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from clip_deploy.errors import ConfigError
 from clip_deploy.gateway import GatewaySettings
 from clip_deploy.gateway.models import EmbeddingAnswer, Ready, SearchAnswer, Status
 from clip_deploy.gateway.problems import MEDIA_TYPE, REASONS, ProblemBody
+from clip_deploy.indexes import IndexIdentity, open_index
 from tests.gateway_parts import (
     DIM,
     WEIGHTS,
@@ -175,6 +177,29 @@ def test_a_bad_picture_among_good_ones_has_its_number():
         )
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith("input.2: ")
+
+
+def test_many_images_are_taken_a_few_at_a_time_and_their_pixels_counted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("clip_deploy.gateway.embeddings._IMAGES_AT_ONCE", 3)
+    client, held = FakeClient(), []
+    images = [jpeg(i) for i in range(8)]
+    with gateway(client) as g:
+        embed, gate = client.embed, g.app.state.service._gate
+
+        async def look(tower, inputs, **options):
+            held.append((len(inputs), gate.held_bytes))
+            return await embed(tower, inputs, **options)
+
+        client.embed = look
+        answer = g.post(EMBED, json={"input": [data_uri(image) for image in images]})
+    got = np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
+    assert np.array_equal(got, _reference(client, images))
+    assert [count for count, _ in held] == [3, 3, 2]
+    body = held[0][1] - 2 * 3 * 192
+    assert [size - body for _, size in held] == [2 * count * 192 for count, _ in held]
+    assert gate.held_bytes == 0
 
 
 @pytest.mark.parametrize("query", [{"dimensions": 8}, {"encoding_format": "int8"}])
@@ -514,7 +539,7 @@ def test_what_it_was_given_stays_open_and_what_it_opened_is_closed(
     monkeypatch.setattr(
         "clip_deploy.client.AsyncTritonInferenceClient", lambda *a, **o: opened, raising=False
     )
-    from clip_deploy.gateway.app import create_app
+    from clip_deploy.gateway import create_app
     from tests.gateway_parts import Gateway
 
     with Gateway(create_app(GatewaySettings("h:1"))) as g:
@@ -610,6 +635,20 @@ def test_docs_need_nothing_from_elsewhere():
         assert outside not in page
 
 
+@pytest.mark.parametrize("tokens", [(), (TOKEN,)])
+def test_openapi_is_whole_and_says_where_a_token_is_needed(tokens: tuple):
+    with gateway(tokens=tokens) as g:
+        api = g.get("/openapi.json").json()
+    text = json.dumps(api)
+    for name in re.findall(r"#/components/schemas/(\w+)", text):
+        assert name in api["components"]["schemas"]
+    guarded = {
+        path for path, one in api["paths"].items() for row in one.values() if "security" in row
+    }
+    expected = {path for path in api["paths"] if path.startswith(("/api/", "/v1/"))}
+    assert guarded == (expected if tokens else set())
+
+
 def test_openapi_has_examples_of_every_request():
     with gateway() as g:
         api = json.dumps(g.get("/openapi.json").json())
@@ -641,3 +680,36 @@ def test_a_token_comes_from_a_file_or_the_environment(
     file.write_text("# none\n")
     assert main(["gateway", "--triton", "h:1", "--token-file", str(file)]) == 2
     assert main(["gateway", "--triton", "h:1", "--token-file", str(tmp_path / "no")]) == 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("damage", "code", "what"),
+    [
+        ("missing", 2, "there is no index"),
+        ("empty", 2, "there is no index"),
+        ("index.json", 8, "index.json"),
+        ("table", 8, "damaged"),
+    ],
+)
+def test_an_index_that_does_not_open_ends_the_start_in_two_lines(
+    tmp_path: Path, capsys, damage: str, code: int, what: str
+):
+    pytest.importorskip("lancedb")
+    place = tmp_path / "photos.index"
+    if damage == "empty":
+        place.mkdir()
+    elif damage != "missing":
+
+        async def make() -> None:
+            await (await open_index(str(place), create=IndexIdentity(WEIGHTS, DIM, "t"))).close()
+
+        asyncio.run(make())
+        for path in place.rglob("index.json" if damage == "index.json" else "*.manifest"):
+            path.write_bytes(b"")
+    arguments = ["gateway", "--triton", "127.0.0.1:9", "--port", "0", "--index", str(place)]
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(":")[0] for line in err.splitlines()] == ["error", "fix"]
+    assert what in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -26,8 +27,8 @@ from clip_deploy import repository as repositories
 from clip_deploy.artifacts import exported_models
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.engines import BACKENDS
-from clip_deploy.gateway import GatewaySettings
-from clip_deploy.gateway.app import create_app
+from clip_deploy.gateway import GatewaySettings, create_app
+from clip_deploy.indexes import IndexIdentity, Item, open_index
 from clip_deploy.inputs.photographs import photographs
 from clip_deploy.repository import assemble
 from clip_deploy.servers import LAUNCHERS, Ports, ServerHandle, ServerOptions
@@ -276,3 +277,50 @@ def test_a_triton_that_dies_returns_stalls_and_changes_its_model(
         finally:
             server.stop()
     assert wrong == 0
+
+
+def test_a_search_through_a_real_index_finds_the_picture_itself(
+    tiny_server: ServerHandle, files: list[bytes], tmp_path: Path
+):
+    pytest.importorskip("lancedb")
+    with TritonInferenceClient(tiny_server.grpc) as client:
+        rows, identity = client.embed_images(files), IndexIdentity.of(client.deployment())
+    place = str(tmp_path / "photos.index")
+    items = [
+        Item(f"{i}.jpg", row, f"picture number {i}", f"{i}.jpg", "0" * 64, files[i])
+        for i, row in enumerate(rows)
+    ]
+
+    async def make() -> None:
+        index = await open_index(place, create=identity)
+        await index.add(items)
+        await index.close()
+
+    asyncio.run(make())
+    arguments = ("--triton", tiny_server.grpc, "--index", place)
+    with _process(*arguments) as (url, _), httpx.Client(base_url=url, timeout=30) as api:
+        for i in (0, len(files) - 1):
+            form = {"file": ("a.jpg", files[i], "image/jpeg")}
+            found = api.post("/api/v1/search/image", files=form).json()
+            assert found["results"][0]["id"] == f"{i}.jpg"
+            assert found["results"][0]["cosine"] > 0.9999
+            assert set(found["timings_ms"]) == {"prepare", "embed", "search", "total"}
+        query = {"text": "number 3", "mode": "text"}
+        best = api.post("/api/v1/search/text", json=query).json()["results"][0]
+        assert best["id"] == "3.jpg"
+        assert api.get(best["thumbnail"]).content == files[3]
+        assert api.get("/api/v1/status").json()["index"]["items"] == len(files)
+        assert api.get("/readyz").status_code == 200
+
+    # An index of another model is refused before anything listens.
+    other = dataclasses.replace(identity, weights_sha256="b" * 64)
+    asyncio.run(_made(str(tmp_path / "other.index"), other))
+    command = [*COMMAND, "--triton", tiny_server.grpc, "--index", str(tmp_path / "other.index")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "fix"]
+    assert "holds vectors of" in done.stderr
+
+
+async def _made(place: str, identity: IndexIdentity) -> None:
+    await (await open_index(place, create=identity)).close()

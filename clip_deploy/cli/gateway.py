@@ -74,6 +74,12 @@ def gateway(
     max_upload_mb: Annotated[
         float, typer.Option(metavar="MB", help="The largest body; beyond it 413.", min=0.1)
     ] = 20.0,
+    max_buffered_mb: Annotated[
+        float,
+        typer.Option(
+            metavar="MB", help="All bodies and prepared images in memory together; beyond it 503."
+        ),
+    ] = 256.0,
     upload_timeout: Annotated[
         float,
         typer.Option(metavar="SECONDS", help="How long a body may take to arrive.", min=0.1),
@@ -95,9 +101,9 @@ def gateway(
 
     from clip_deploy.errors import ConfigError, extra
     from clip_deploy.files import storage
-    from clip_deploy.gateway import GatewaySettings
 
     with extra("gateway"):
+        from clip_deploy.gateway import GatewaySettings
         from clip_deploy.gateway.running import run
 
     settings = GatewaySettings(
@@ -115,7 +121,7 @@ def gateway(
         max_waiting=max_waiting,
         max_wait_s=max_wait,
         max_upload_bytes=round(max_upload_mb * 2**20),
-        max_buffered_bytes=max(round(max_upload_mb * 2**20), 512 * 2**20),
+        max_buffered_bytes=round(max_buffered_mb * 2**20),
         upload_timeout_s=upload_timeout,
     )
     if not (settings.is_local or settings.tokens):

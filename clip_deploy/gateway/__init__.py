@@ -3,6 +3,7 @@
 ``create_app`` is the whole of it; the home of FastAPI.
 """
 
+from clip_deploy.gateway.app import create_app
 from clip_deploy.gateway.settings import GatewaySettings
 
-__all__ = ["GatewaySettings"]
+__all__ = ["GatewaySettings", "create_app"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -11,7 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from clip_deploy import __version__
 from clip_deploy.errors import ClipDeployError
 from clip_deploy.gateway import embeddings, health, pages, problems, search
-from clip_deploy.gateway.guard import Guard
+from clip_deploy.gateway.guard import GUARDED, Guard
 from clip_deploy.gateway.journal import Journal
 from clip_deploy.gateway.metrics import Metrics
 from clip_deploy.gateway.pressure import Gate
@@ -69,6 +70,7 @@ def create_app(
     app.state.metrics = metrics
     for router in (search.router, embeddings.router, health.router, pages.router(settings.page)):
         app.include_router(router)
+    app.openapi = partial(_described, app, bool(settings.tokens))  # type: ignore[method-assign]
     problems.install(app)
     # From the inside out.
     app.add_middleware(Guard, settings=settings)
@@ -82,3 +84,17 @@ def create_app(
         )
     app.add_middleware(Journal, metrics=metrics, log=log)
     return app
+
+
+def _described(app: FastAPI, guarded: bool) -> dict[str, Any]:
+    """The OpenAPI description, with the shape of problems, and with the token where one is needed."""
+    if app.openapi_schema is None:
+        components = FastAPI.openapi(app)["components"]
+        components["schemas"]["ProblemBody"] = problems.ProblemBody.model_json_schema()
+        if guarded:
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            for path, operations in FastAPI.openapi(app)["paths"].items():
+                for operation in operations.values() if path.startswith(GUARDED) else ():
+                    operation["security"] = [{"token": []}]
+    assert app.openapi_schema is not None  # made above
+    return app.openapi_schema

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,15 @@ from starlette.requests import Request
 from clip_deploy.errors import InputError
 from clip_deploy.gateway.models import EmbeddingAnswer, EmbeddingQuery, ModelCard, ModelCards
 from clip_deploy.gateway.problems import Problem, documented, misshapen
-from clip_deploy.spec import Tower
+from clip_deploy.spec import DTYPES, Tower
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from numpy.typing import NDArray
 
     from clip_deploy.client import Deployment
+    from clip_deploy.gateway.pressure import Turn
     from clip_deploy.gateway.service import Service
 
 router = APIRouter(prefix="/v1", tags=["embeddings"])
@@ -33,8 +37,9 @@ _IMAGE = re.compile(r"data:image/[\w.+-]+;base64,")
 _OTHER_REFERENCE = re.compile(
     r"\s*(<img\s|data:[\w.+-]*/?[\w.+-]*[;,]|https?://\S+\s*$)", re.IGNORECASE
 )
-# A body of more bytes than this is parsed in a thread: the loop has others to serve.
-_LONG_BYTES = 64 * 1024
+# A body of more bytes than this takes a millisecond to parse, and is parsed in a thread: the loop has others to serve.
+_LONG_BYTES = 512 * 1024
+_IMAGES_AT_ONCE = 32
 _BODY = {
     "requestBody": {
         "required": True,
@@ -54,7 +59,7 @@ async def embed(request: Request) -> Response:
     """One vector of unit length for each text or image, in their order. `num_images` in `usage` is NV-CLIP's."""
     service: Service = request.app.state.service
 
-    async def work(body: bytes) -> Response:
+    async def work(body: bytes, turn: Turn) -> Response:
         parse = _Parse(service.settings.max_inputs)
         if len(body) > _LONG_BYTES:
             query, items = await asyncio.to_thread(parse, body)
@@ -62,11 +67,10 @@ async def embed(request: Request) -> Response:
             query, items = parse(body)
         model = await service.deployment()
         name = _name(query, model, service.settings.names)
-        vectors, tokens = await _embedded(request, items, service, model.embed_dim)
-        images = sum(isinstance(item, bytes) for item in items)
-        return Response(
-            _written(vectors, query, name, tokens, images), media_type="application/json"
-        )
+        work = _Work(request, turn, items)
+        vectors = np.empty((len(items), model.embed_dim), np.float32)
+        await _together(*work.parts(vectors))
+        return Response(_written(vectors, query, name, work.usage()), media_type="application/json")
 
     return await service.answer(request, work)
 
@@ -142,52 +146,64 @@ def _name(query: EmbeddingQuery, model: Deployment, names: tuple[str, ...]) -> s
     return query.model or model.model
 
 
-async def _embedded(
-    request: Request, items: list[str | bytes], service: Service, embed_dim: int
-) -> tuple[NDArray[np.float32], int]:
-    """Vectors in the order of the items, and how many tokens the texts have."""
-    exchange, client = request.state.exchange, service.client
-    rows = {
-        Tower.IMAGE: [i for i, item in enumerate(items) if isinstance(item, bytes)],
-        Tower.TEXT: [i for i, item in enumerate(items) if isinstance(item, str)],
-    }
-    inputs: dict[Tower, NDArray[Any]] = {}
-    tokens = 0
-    with exchange.stage("prepare"):
-        if rows[Tower.IMAGE]:
-            inputs[Tower.IMAGE] = await _pixels(service, items, rows[Tower.IMAGE])
-        if rows[Tower.TEXT]:
-            texts = [item for item in items if isinstance(item, str)]
-            ids = await client.prepare_texts(texts)
-            contract = (await client.model(Tower.TEXT)).contract
-            assert contract.tokens is not None  # a text encoder's contract has it
-            tokens = int((ids != contract.tokens.pad_id).sum())
-            inputs[Tower.TEXT] = ids
-    with exchange.stage("embed"):
-        answers = await _together(
-            *(client.embed(tower, rows, request_id=exchange.id) for tower, rows in inputs.items())
-        )
-    if len(answers) == 1:
-        return answers[0], tokens
-    vectors = np.empty((len(items), embed_dim), np.float32)
-    for tower, answer in zip(inputs, answers):
-        vectors[rows[tower]] = answer
-    return vectors, tokens
+class _Work:
+    """The texts and images of one request, on their way to vectors.
 
+    Images are taken a few at a time: a request of hundreds neither fills the memory with pixels nor keeps the others
+    from being prepared.
+    """
 
-async def _pixels(service: Service, items: list[Any], rows: list[int]) -> NDArray[Any]:
-    """Each image prepared by itself, so that a bad one has its number."""
-    if len(items) == 1:
-        pixels: NDArray[Any] = await service.client.prepare_images(items)
-        return pixels
+    def __init__(self, request: Request, turn: Turn, items: list[str | bytes]) -> None:
+        self._exchange, self._turn = request.state.exchange, turn
+        self._client = request.app.state.service.client
+        self._images = [(i, item) for i, item in enumerate(items) if isinstance(item, bytes)]
+        self._texts = [(i, item) for i, item in enumerate(items) if isinstance(item, str)]
+        self._alone = len(items) == 1
+        self._tokens = 0
 
-    async def prepare(i: int) -> Any:
+    def usage(self) -> dict[str, int]:
+        tokens = self._tokens
+        return {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "num_images": len(self._images),
+        }
+
+    def parts(self, vectors: NDArray[np.float32]) -> list[Coroutine[Any, Any, None]]:
+        """What is to be done: each part fills in the rows of its items."""
+        parts = ((self._images, self._embed_images), (self._texts, self._embed_texts))
+        return [embed(vectors) for items, embed in parts if items]
+
+    async def _embed_images(self, vectors: NDArray[np.float32]) -> None:
+        tensor = (await self._client.model(Tower.IMAGE)).contract.input
+        row_bytes = math.prod(tensor.shape) * np.dtype(DTYPES[tensor.dtype]).itemsize
+        for start in range(0, len(self._images), _IMAGES_AT_ONCE):
+            some = self._images[start : start + _IMAGES_AT_ONCE]
+            # Each is prepared by itself, and then put beside the others.
+            with self._turn.holding(2 * row_bytes * len(some)):
+                with self._exchange.stage("prepare"):
+                    rows = await _together(*(self._prepared(i, image) for i, image in some))
+                    pixels = rows[0] if len(rows) == 1 else np.concatenate(rows)
+                vectors[[i for i, _ in some]] = await self._embed(Tower.IMAGE, pixels)
+
+    async def _embed_texts(self, vectors: NDArray[np.float32]) -> None:
+        with self._exchange.stage("prepare"):
+            ids = await self._client.prepare_texts([text for _, text in self._texts])
+        tokens = (await self._client.model(Tower.TEXT)).contract.tokens
+        self._tokens = int((ids != tokens.pad_id).sum())
+        vectors[[i for i, _ in self._texts]] = await self._embed(Tower.TEXT, ids)
+
+    async def _prepared(self, i: int, image: bytes) -> Any:
         try:
-            return await service.client.prepare_images([items[i]])
+            return await self._client.prepare_images([image])
         except InputError as error:
+            if self._alone:
+                raise
             raise InputError(f"input.{i}: {error}", remedy=error.remedy) from error
 
-    return np.concatenate(await _together(*(prepare(i) for i in rows)))
+    async def _embed(self, tower: Tower, inputs: NDArray[Any]) -> Any:
+        with self._exchange.stage("embed"):
+            return await self._client.embed(tower, inputs, request_id=self._exchange.id)
 
 
 async def _together(*works: Any) -> list[Any]:
@@ -203,7 +219,7 @@ async def _together(*works: Any) -> list[Any]:
 
 
 def _written(
-    vectors: NDArray[np.float32], query: EmbeddingQuery, name: str, tokens: int, images: int
+    vectors: NDArray[np.float32], query: EmbeddingQuery, name: str, usage: dict[str, int]
 ) -> bytes:
     if query.encoding_format == "base64":
         little = np.ascontiguousarray(vectors, "<f4")
@@ -218,6 +234,6 @@ def _written(
                 for i, value in enumerate(values)
             ],
             "model": name,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "num_images": images},
+            "usage": usage,
         }
     )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clip_deploy.gateway.settings import GatewaySettings
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_GUARDED = ("/api/", "/v1/")
+GUARDED = ("/api/", "/v1/")
 
 
 class Guard:
@@ -45,7 +45,9 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._hosts and name not in self._hosts:
+        if (
+            host and self._hosts and name not in self._hosts
+        ):  # HTTP/1.0 may have none; no browser does
             return Problem(
                 "host", f"the Host is {name!r}", remedy="start the gateway with --allow-host NAME"
             )
@@ -56,7 +58,7 @@ class Guard:
                 f"the request comes from a page of {origin}",
                 remedy="start the gateway with --allow-origin ORIGIN",
             )
-        if self._tokens and scope["path"].startswith(_GUARDED) and not self._known(headers):
+        if self._tokens and scope["path"].startswith(GUARDED) and not self._known(headers):
             return Problem(
                 "token",
                 "the request carries no token that is known here",

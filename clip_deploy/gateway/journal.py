@@ -51,12 +51,13 @@ class Exchange:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Times a part of the work."""
+        """Times a part of the work; parts of one name add up."""
         began_s = time.perf_counter()
         try:
             yield
         finally:
-            self.stages_ms[name] = round((time.perf_counter() - began_s) * 1000, 2)
+            spent_ms = (time.perf_counter() - began_s) * 1000
+            self.stages_ms[name] = round(self.stages_ms.get(name, 0) + spent_ms, 2)
 
     def elapsed_ms(self) -> float:
         return round((time.perf_counter() - self.began_s) * 1000, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,6 +10,7 @@ from clip_deploy.indexes.port import MAX_TEXT_CHARACTERS
 
 MOST_RESULTS = 100
 DEFAULT_RESULTS = 12
+MOST_INPUTS = 2048  # OpenAI's own bound
 _DIGEST = "9f2c4b1e6d8a70355b1c2f9e0d4a8c7b6e5f4d3c2b1a09887766554433221100"
 
 
@@ -105,7 +106,7 @@ class EmbeddingQuery(BaseModel):
         }
     )
 
-    input: str | list[str] = Field(
+    input: str | Annotated[list[str], Field(max_length=MOST_INPUTS)] = Field(
         description="Texts, and images as `data:image/…;base64,…`, in any order."
     )
     model: str | None = Field(None, description="As `/v1/models` names it; may be left out.")

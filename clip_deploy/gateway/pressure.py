@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from clip_deploy.gateway.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from clip_deploy.gateway.settings import GatewaySettings
 
@@ -46,15 +46,13 @@ class Gate:
             self._leave()
 
     def hold(self, size: int) -> None:
-        """Count bytes of a body before they are in memory.
+        """Count bytes before they are in memory.
 
         Raises:
             Problem: too many are.
         """
         if self.held_bytes + size > self._settings.max_buffered_bytes:
-            raise Problem(
-                "memory", f"bodies of {self.held_bytes:,} bytes are in flight", remedy=_LATER
-            )
+            raise Problem("memory", f"{self.held_bytes:,} bytes are in flight", remedy=_LATER)
         self.held_bytes += size
 
     async def _enter(self) -> None:
@@ -103,6 +101,16 @@ class Turn:
         self.held_bytes = 0
 
     def hold(self, size: int) -> None:
-        """Count bytes of this request's body before they are in memory; they are let go at its end."""
+        """Count bytes of this request before they are in memory; they are let go at its end."""
         self._gate.hold(size)
         self.held_bytes += size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count bytes for a part of the work."""
+        self.hold(size)
+        try:
+            yield
+        finally:
+            self._gate.held_bytes -= size
+            self.held_bytes -= size

@@ -92,7 +92,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {
         status: {
             "description": " · ".join(title for code, title in REASONS.values() if code == status),
-            "content": {MEDIA_TYPE: {"schema": ProblemBody.model_json_schema()}},
+            "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemBody"}}},
         }
         for status in statuses
     }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from clip_deploy.client import Deployment
+    from clip_deploy.gateway.pressure import Turn
     from clip_deploy.gateway.service import Service
 
 router = APIRouter(prefix="/api/v1", tags=["search"])
@@ -71,7 +72,7 @@ async def search_image(
     service: Service = request.app.state.service
     service.index()
 
-    async def work(body: bytes) -> Response:
+    async def work(body: bytes, turn: Turn) -> Response:
         picture = bodies.uploaded(body, request.headers.get("content-type", ""))
         model = await service.deployment()
         vector = await embedded(request, Tower.IMAGE, [picture])
@@ -92,7 +93,7 @@ async def search_text(request: Request) -> Response:
     service: Service = request.app.state.service
     service.index()
 
-    async def work(body: bytes) -> Response:
+    async def work(body: bytes, turn: Turn) -> Response:
         try:
             query = TextQuery.model_validate_json(body)
         except ValidationError as error:

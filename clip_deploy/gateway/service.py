@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from clip_deploy.client import AsyncTritonInferenceClient, Deployment
-    from clip_deploy.gateway.pressure import Gate
+    from clip_deploy.gateway.pressure import Gate, Turn
     from clip_deploy.gateway.settings import GatewaySettings
     from clip_deploy.indexes import Index
 
@@ -91,7 +91,7 @@ class Service:
     async def answer(
         self,
         request: Request,
-        work: Callable[[bytes], Coroutine[Any, Any, Response]],
+        work: Callable[[bytes, Turn], Coroutine[Any, Any, Response]],
         *,
         most_bytes: int | None = None,
     ) -> Response:
@@ -106,7 +106,7 @@ class Service:
         bodies.declared_bytes(request, most)
         async with self._gate.turn() as turn:
             body = await bodies.read(request, turn, most=most, timeout_s=settings.upload_timeout_s)
-            return await bodies.unless_gone(request, work(body))
+            return await bodies.unless_gone(request, work(body, turn))
 
     async def deployment(self) -> Deployment:
         """The model that every vector comes from; looked at until it was found once, and held to by the client then.

@@ -29,7 +29,7 @@ class GatewaySettings:
         max_waiting: requests that may wait for their turn, unread; further ones are refused at once.
         max_wait_s: how long they may wait.
         max_upload_bytes: the largest body.
-        max_buffered_bytes: all bodies in memory together.
+        max_buffered_bytes: all bodies and prepared images in memory together.
         head_timeout_s: how long the head of a request may take to arrive.
         upload_timeout_s: how long a body may take to arrive.
         max_inputs: how many texts and images one request to ``/v1/embeddings`` may carry.
@@ -50,7 +50,7 @@ class GatewaySettings:
     max_waiting: int = 256
     max_wait_s: float = 2.0
     max_upload_bytes: int = 20 * 2**20
-    max_buffered_bytes: int = 512 * 2**20
+    max_buffered_bytes: int = 256 * 2**20
     head_timeout_s: float = 10.0
     upload_timeout_s: float = 30.0
     max_inputs: int = 256

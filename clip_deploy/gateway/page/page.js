@@ -180,7 +180,7 @@ async function smaller(file) {
 
 async function status() {
   at.forget.hidden = !token.get();
-  const { index, model, version } = await (await call("api/v1/status")).json();
+  const { ready, reason, index, model, version } = await (await call("api/v1/status")).json();
   const items = index && `${index.items.toLocaleString("en")} picture${index.items === 1 ? "" : "s"}`;
   at.facts.textContent = [items, model?.name].filter(Boolean).join(" · ");
   const weights = model?.weights_sha256 && `weights ${model.weights_sha256.slice(0, 12)}`;
@@ -188,6 +188,7 @@ async function status() {
   const usable = Boolean(index);
   at.form.toggleAttribute("inert", !usable);
   at.form.setAttribute("aria-disabled", !usable);
+  notice("ready", ready === false && ["The gateway is not ready. ", `${reason ?? ""} `, ""]);
   notice("index", !usable && [
     "There is no index, so there is nothing to search. ",
     "Make one of a folder of pictures, and start the gateway with it: ",
@@ -214,7 +215,7 @@ function notice(name, words) {
   if (words) {
     const [first, rest, command] = words;
     const box = make("p");
-    box.append(make("strong", "", first), rest, make("code", "", command));
+    box.append(make("strong", "", first), rest, command && make("code", "", command));
     box.dataset.name = name;
     at.notices.append(box);
   }
