@@ -1,4 +1,4 @@
-"""What a user installs: the wheel has the templates and the photographs, and nothing that it should not have."""
+"""What a user installs: the wheel has the templates, the photographs and the page, and nothing that it should not have."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "clip_deploy" / "gateway" / "page"
 pytest.importorskip("hatchling", reason="needs hatchling: pip install 'clip-deploy[dev]'")
 
 
@@ -36,6 +37,7 @@ def test_the_wheel_has_what_the_code_looks_for(wheel: Path):
         "clip_deploy/photographs/captions.json",
         "clip_deploy/photographs/cat.jpg",
         "clip_deploy/photographs/LICENSES.md",
+        *(f"clip_deploy/gateway/page/{path.name}" for path in PAGE.iterdir()),
     } <= names
     assert not [
         n for n in names if n.startswith(("tests/", "docs/", "benchmarks/")) or n.endswith(".onnx")
