@@ -45,6 +45,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "bench",
             "tune",
             "capacity",
+            "render-deploy",
             "doctor",
         ),
         *("server", "server install"),

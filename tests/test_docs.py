@@ -18,7 +18,7 @@ PAGES = sorted(
 )
 COMMANDS = (
     *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
-    *("smoke-test", "bench", "tune", "capacity", "inspect", "doctor"),
+    *("smoke-test", "bench", "tune", "capacity", "render-deploy", "inspect", "doctor"),
 )
 
 

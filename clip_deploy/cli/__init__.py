@@ -13,6 +13,7 @@ from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
 from clip_deploy.cli.lint import lint
+from clip_deploy.cli.operations import render_deploy
 from clip_deploy.cli.output import complain
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity. Exit codes: 2 asked wrongly, 3 something is missing, "
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → render-deploy. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -53,7 +54,7 @@ def _app(
 
 for command in (
     *(export, build_trt, render_config, lint, serve, smoke_test),
-    *(bench, tune, capacity, inspect, doctor),
+    *(bench, tune, capacity, render_deploy, inspect, doctor),
 ):
     app.command()(command)
 app.add_typer(server, name="server")
