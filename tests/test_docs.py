@@ -80,6 +80,25 @@ def test_the_linters_page_is_what_the_rules_say(bless: bool):
     assert page.read_text("utf-8") == written(), "run make bless"
 
 
+def test_the_catalogue_of_errors_is_what_the_sources_raise(bless: bool):
+    from tests.error_catalogue import page as written
+
+    page = ROOT / "docs" / "errors.md"
+    if bless:
+        page.write_text(written(), "utf-8")
+    assert page.read_text("utf-8") == written(), "run make bless"
+
+
+def test_the_page_on_operations_has_the_alerts_and_thresholds_of_the_tables(bless: bool):
+    from tests.operations_page import filled
+
+    page = ROOT / "docs" / "operations.md"
+    written = filled(page.read_text("utf-8"))
+    if bless:
+        page.write_text(written, "utf-8")
+    assert page.read_text("utf-8") == written, "run make bless"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_resolve(page: Path):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8")):
