@@ -140,19 +140,20 @@ def _gateway() -> list[str]:
         "fastapi"
     ):
         return []
-    from clip_deploy.gateway.problems import REASONS
+    from clip_deploy.gateway import problems
 
     raised = defaultdict(list)
+    for kind, reason in problems._FAILURES:
+        raised[reason].append(f"what [{kind.__name__}](#{kind.__name__.lower()}) says")
     for site in sites({"Problem"}, reasoned=True):
         raised[site.kind].append(f"{_cell(site.message)} → {_cell(site.remedy)}")
     rows = [
         f"| {status} | `{reason}` | {title} | {'<br>'.join(dict.fromkeys(raised[reason]))} |"
-        for reason, (status, title) in REASONS.items()
+        for reason, (status, title) in problems.REASONS.items()
     ]
     text = (
         "## Answers of the gateway\n\nEvery error is `application/problem+json`: `type` ends in the reason, `detail` says what, "
-        "`remedy` what to do, `request_id` finds it in the log. 503 carries Retry-After. What has no text here comes from "
-        "Triton or the picture, with the message of the failures below."
+        "`remedy` what to do, `request_id` finds it in the log. 503 carries Retry-After."
     )
     table = ["| status | reason | title | detail → remedy |", "|---|---|---|---|", *rows]
     return [text, "\n".join(table)]

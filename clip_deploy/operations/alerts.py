@@ -223,8 +223,8 @@ ALERTS = (
         "5m",
         f"{_TURNED_AWAY} / {_ASKED} > $refused_share",
         "{{ $labels.instance }} turns {{ $value | humanizePercentage }} of its requests away",
-        "More is asked than Triton answers, or Triton is not ready. Callers get 503 and Retry-After.",
-        "See in the dashboard whether Triton's queue is long. If it is not, `gateway --max-in-flight` is too "
+        "More is asked than Triton answers, or Triton or the index is not there. Callers get 503 and Retry-After.",
+        "The dashboard has the reasons. busy, with a short queue in Triton: `gateway --max-in-flight` is too "
         "small for it.",
     ),
     Alert(
