@@ -46,6 +46,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "tune",
             "capacity",
             "gateway",
+            "render-deploy",
             "doctor",
         ),
         *("server", "server install", "index", "index add", "index stats", "index search"),

@@ -20,6 +20,7 @@ COMMANDS = (
     *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
     *("smoke-test", "bench", "tune", "capacity", "gateway", "inspect", "doctor"),
     *("index", "index add", "index stats", "index search"),
+    *("smoke-test", "bench", "tune", "capacity", "render-deploy", "inspect", "doctor"),
 )
 
 
@@ -79,6 +80,25 @@ def test_the_linters_page_is_what_the_rules_say(bless: bool):
     if bless:
         page.write_text(written(), "utf-8")
     assert page.read_text("utf-8") == written(), "run make bless"
+
+
+def test_the_catalogue_of_errors_is_what_the_sources_raise(bless: bool):
+    from tests.error_catalogue import page as written
+
+    page = ROOT / "docs" / "errors.md"
+    if bless:
+        page.write_text(written(), "utf-8")
+    assert page.read_text("utf-8") == written(), "run make bless"
+
+
+def test_the_page_on_operations_has_the_alerts_and_thresholds_of_the_tables(bless: bool):
+    from tests.operations_page import filled
+
+    page = ROOT / "docs" / "operations.md"
+    written = filled(page.read_text("utf-8"))
+    if bless:
+        page.write_text(written, "utf-8")
+    assert page.read_text("utf-8") == written, "run make bless"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

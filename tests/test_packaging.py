@@ -34,6 +34,7 @@ def test_the_wheel_has_what_the_code_looks_for(wheel: Path):
     assert {
         "clip_deploy/templates/config.pbtxt.j2",
         "clip_deploy/templates/python/model.py",
+        "clip_deploy/templates/deploy/compose.yaml.j2",
         "clip_deploy/photographs/captions.json",
         "clip_deploy/photographs/cat.jpg",
         "clip_deploy/photographs/LICENSES.md",

@@ -15,6 +15,7 @@ from clip_deploy.cli.export import export
 from clip_deploy.cli.gateway import gateway
 from clip_deploy.cli.index import index
 from clip_deploy.cli.lint import lint
+from clip_deploy.cli.operations import render_deploy
 from clip_deploy.cli.output import complain
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
@@ -29,6 +30,8 @@ app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
     epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → gateway. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index.",
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → render-deploy. Exit codes: 2 asked wrongly, 3 something is missing, "
+    "4 export, 5 engine, 6 server, 7 a check failed.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -56,6 +59,7 @@ def _app(
 for command in (
     *(export, build_trt, render_config, lint, serve, smoke_test),
     *(bench, tune, capacity, gateway, inspect, doctor),
+    *(bench, tune, capacity, render_deploy, inspect, doctor),
 ):
     app.command()(command)
 app.add_typer(server, name="server")
