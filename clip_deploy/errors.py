@@ -11,7 +11,9 @@ The tree::
     ├── ServerError          6   Triton did not start, died, refused a model, or answered with an error
     │   ├── ServerUnavailable 6  nobody answers at that address, or the server's queue is full
     │   └── ServerTimeout    6   no answer before the deadline
-    └── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    ├── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
+    └── PublishError         8   the destination cannot be written to, or does not hold what was recorded there
+        └── DestinationBusy  8   somebody else is at work there
 
 Anything else that escapes is a bug and keeps its traceback (exit code 1).
 """
@@ -81,6 +83,16 @@ class CheckFailed(ClipDeployError):
     """A lint, smoke test or benchmark bar that the subject answered wrongly."""
 
     exit_code = 7
+
+
+class PublishError(ClipDeployError):
+    """The destination cannot be written to, or does not hold what was recorded there; what served before serves on."""
+
+    exit_code = 8
+
+
+class DestinationBusy(PublishError):
+    """Somebody else is at work at the destination, or was, and left the lock."""
 
 
 @contextmanager

@@ -25,6 +25,7 @@ LAYERS = (
     {"smoke"},
     {"bench"},
     {"tune", "capacity"},
+    {"publishing"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -62,6 +63,7 @@ HOMES = {
     "matplotlib": {"report"},
     "google": {"repository", "lint", "triton_schema"},
     "optuna": {"tune"},
+    "fsspec": {"publishing"},
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},

@@ -22,6 +22,8 @@ def test_every_failure_requires_a_remedy():
         ("ServerUnavailable", 6),
         ("ServerTimeout", 6),
         ("CheckFailed", 7),
+        ("PublishError", 8),
+        ("DestinationBusy", 8),
     ],
 )
 def test_exit_codes_are_those_of_the_plan(name: str, code: int):

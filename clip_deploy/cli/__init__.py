@@ -14,6 +14,7 @@ from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
 from clip_deploy.cli.lint import lint
 from clip_deploy.cli.output import complain
+from clip_deploy.cli.publish import publish, published
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
 from clip_deploy.cli.smoke import smoke_test
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity. Exit codes: 2 asked wrongly, 3 something is missing, "
-    "4 export, 5 engine, 6 server, 7 a check failed.",
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → publish → bench → tune → capacity. Exit codes: 2 asked wrongly, 3 something is missing, "
+    "4 export, 5 engine, 6 server, 7 a check failed, 8 publishing.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -53,9 +54,10 @@ def _app(
 
 for command in (
     *(export, build_trt, render_config, lint, serve, smoke_test),
-    *(bench, tune, capacity, inspect, doctor),
+    *(publish, bench, tune, capacity, inspect, doctor),
 ):
     app.command()(command)
+app.add_typer(published, name="published")
 app.add_typer(server, name="server")
 
 

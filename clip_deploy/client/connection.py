@@ -79,6 +79,14 @@ class Connection:
             models = self._client.get_model_repository_index(client_timeout=self.timeout_s).models
         return {f"{m.name}:{m.version or '-'}": m.state or m.reason or "UNKNOWN" for m in models}
 
+    def versions(self, model: str) -> dict[int, tuple[str, str]]:
+        """Versions of a model that the server knows → (state, reason); the reason is empty where all is well."""
+        with self._translated("the repository index"):
+            models = self._client.get_model_repository_index(client_timeout=self.timeout_s).models
+        return {
+            int(m.version): (m.state, m.reason) for m in models if m.name == model and m.version
+        }
+
     def config(self, model: str, version: str = "") -> ModelConfig:
         """A model's configuration as the server completed it."""
         with self._translated(model):
@@ -122,6 +130,11 @@ class Connection:
         """
         with self._translated(f"loading {model}", timeout_s):
             self._client.load_model(model, config=config, client_timeout=timeout_s)
+
+    def unload(self, model: str, *, timeout_s: float = 300.0) -> None:
+        """Have a server in explicit control mode forget a model, once its requests have been answered."""
+        with self._translated(f"unloading {model}", timeout_s):
+            self._client.unload_model(model, client_timeout=timeout_s)
 
     def infer(
         self,
