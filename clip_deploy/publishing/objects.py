@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clip_deploy.publishing.stores import Moved
 
 _BLOCK_BYTES = 16 * 2**20
-# Object storage tells the time of an object in whole seconds, and that time is how Triton sees that a config was replaced.
+# Object storage tells an object's time in whole seconds, and by that time Triton sees that a config was replaced.
 _CLOCK_S = 1.1
 
 

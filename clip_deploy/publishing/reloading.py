@@ -105,9 +105,16 @@ class LiveServer:
         self._await(name, version)
 
     def drop(self, name: str) -> None:
-        """Have it forget a model."""
-        if self.mode is Mode.LOADS:
-            self.client.connection.unload(name)
+        """Have it forget a model, and wait until its memory is free."""
+        if self.mode is not Mode.LOADS:
+            return
+        self.client.connection.unload(name)
+        deadline = time.monotonic() + self.timeout_s
+        while time.monotonic() < deadline:
+            states = self.client.connection.versions(name).values()
+            if all(state == "UNAVAILABLE" for state, _ in states):
+                return
+            time.sleep(_POLL_S)
 
     def _await(self, name: str, version: int) -> None:
         connection, deadline = self.client.connection, time.monotonic() + self.timeout_s
