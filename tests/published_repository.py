@@ -19,10 +19,9 @@ def repository(
     delay_us: int = 5000,
 ) -> Path:
     """``folder/models`` with one version of each tower."""
+    serving = ServingSpec(queue_delay_us=delay_us)
     for tower in towers:
-        graph = tower_graph(tower) + b"\x0a" * 0
-        model = exported(folder / "build", tower, graph=graph, weights_sha256=weights * 64)
-        assemble(
-            BACKENDS["python"].build(model), ServingSpec(queue_delay_us=delay_us), folder / "models"
-        )
+        changes = {"graph": tower_graph(tower), "weights_sha256": weights * 64}
+        model = exported(folder / "build", tower, **changes)
+        assemble(BACKENDS["python"].build(model), serving, folder / "models")
     return folder / "models"

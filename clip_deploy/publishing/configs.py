@@ -17,6 +17,8 @@ from clip_deploy.triton_schema import ModelConfig
 from clip_deploy.tune.config import edited
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from clip_deploy.publishing.records import History, Publication, PublishedModel
     from clip_deploy.publishing.stores import Store
 
@@ -97,27 +99,14 @@ def require_known(store: Store, history: History, backends: dict[str, str]) -> N
             )
 
 
-def switch(store: Store, texts: dict[str, bytes]) -> None:
-    """Put configs in place, one after the other; where one fails, those before it are put back.
+def switch(store: Store, texts: Mapping[str, bytes]) -> None:
+    """Put configs in place, of all models or of none.
 
     Raises:
-        PublishError: a config could not be written.
+        PublishError: they could not be written.
     """
-    before = {name: store.read(f"{name}/{CONFIG}") for name in texts}
-    done = []
-    try:
-        for name, text in texts.items():
-            if text == before[name]:
-                continue
-            done.append(name)
-            store.write(f"{name}/{CONFIG}", text)
-        if done:
-            store.tick()
-    except BaseException:
-        for name in reversed(done):
-            if (old := before[name]) is not None:
-                store.write(f"{name}/{CONFIG}", old)
-        raise
+    if texts:
+        store.replace({f"{name}/{CONFIG}": text for name, text in texts.items()})
 
 
 def kept(store: Store, model: PublishedModel) -> bytes:

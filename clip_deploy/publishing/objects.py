@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 from clip_deploy.errors import ConfigError, MissingDependency, PublishError, extra
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from clip_deploy.publishing.stores import Moved
 
 _BLOCK_BYTES = 16 * 2**20
-# Object storage tells an object's time in whole seconds, and by that time Triton sees that a config was replaced.
 _CLOCK_S = 1.1
 
 
@@ -162,6 +161,23 @@ class Objects:
         with self._translated():
             self._system.pipe_file(self._at(key), data)
 
+    def replace(self, files: Mapping[str, bytes]) -> None:
+        """One after the other; where one fails, those before it are put back, if the storage still answers."""
+        before = {key: self.read(key) for key in files}
+        done = []
+        try:
+            for key, data in files.items():
+                done.append(key)
+                self.write(key, data)
+            # The time of an object is told in whole seconds, and by it Triton sees that a config was replaced: no two
+            # replacements may share one.
+            time.sleep(_CLOCK_S)
+        except BaseException:
+            for key in reversed(done):
+                if (old := before[key]) is not None:
+                    self.write(key, old)
+            raise
+
     def create(self, key: str, data: bytes) -> bool:
         """The storage itself decides who is first: it writes on the condition that nothing is there."""
         try:
@@ -210,9 +226,6 @@ class Objects:
 
     def settle(self, folder: str) -> None:
         pass  # an upload that was answered is kept
-
-    def tick(self) -> None:
-        time.sleep(_CLOCK_S)
 
     def require_room(self, size_bytes: int) -> None:
         pass

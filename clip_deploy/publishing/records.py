@@ -142,8 +142,9 @@ class History:
         Raises:
             PublishError: it holds models that nobody recorded, or a record that is damaged, changed, or too new.
         """
+        folders = store.folders()  # first: a publisher writes its record before its first folder
         names = [name for name in store.files() if _NAME.fullmatch(name)]
-        if not names and (folders := store.folders()):
+        if folders and not names:
             raise PublishError(
                 f"{store.place} holds {', '.join(folders[:3])}, which clip-deploy did not publish",
                 remedy="publish to an empty place, or to a new folder in it",

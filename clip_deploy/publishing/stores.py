@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from clip_deploy.errors import PublishError
 from clip_deploy.files import digest, replacing, storage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     Moved = Callable[[int], None]  # told how many more bytes have gone up
@@ -41,6 +42,9 @@ class Store(Protocol):
     def write(self, key: str, data: bytes) -> None:
         """Put a small file in place of what was there."""
 
+    def replace(self, files: Mapping[str, bytes]) -> None:
+        """Put several small files in place of what was there: all, or as far as the storage can tell, none."""
+
     def create(self, key: str, data: bytes) -> bool:
         """Put a small file where there is none; False, and nothing done, where there is one."""
 
@@ -58,9 +62,6 @@ class Store(Protocol):
 
     def settle(self, folder: str) -> None:
         """Return when the files of a folder would outlast a power cut."""
-
-    def tick(self) -> None:
-        """Return when what is written next will bear a later time than what was written before."""
 
     def require_room(self, size_bytes: int) -> None:
         """Raise PublishError where so much will not fit."""
@@ -94,17 +95,21 @@ class Folder:
             return None
 
     def write(self, key: str, data: bytes) -> None:
-        path = self.path / key
-        with self._translated():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as temporary:
-                _write(temporary, data)
+        self.replace({key: data})
+
+    def replace(self, files: Mapping[str, bytes]) -> None:
+        """All bytes are on the disk before the first rename, and a rename needs no room."""
+        with self._translated(), ExitStack() as renamed:
+            for key, data in files.items():
+                path = self.path / key
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(renamed.enter_context(replacing(path)), data)
 
     def create(self, key: str, data: bytes) -> bool:
         path = self.path / key
         with self._translated():
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+            temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
             try:
                 _write(temporary, data)
                 os.link(temporary, path)  # fails where it is there, also on network file systems
@@ -161,9 +166,6 @@ class Folder:
                     os.fsync(handle)
                 finally:
                     os.close(handle)
-
-    def tick(self) -> None:
-        pass  # file systems count nanoseconds
 
     def require_room(self, size_bytes: int) -> None:
         nearest = next(each for each in (self.path, *self.path.resolve().parents) if each.exists())
