@@ -18,7 +18,8 @@ PAGES = sorted(
 )
 COMMANDS = (
     *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
-    *("smoke-test", "bench", "tune", "capacity", "inspect", "doctor"),
+    *("smoke-test", "publish", "published list", "published rollback", "published prune"),
+    *("published verify", "published unlock", "bench", "tune", "capacity", "inspect", "doctor"),
 )
 
 
@@ -93,7 +94,7 @@ def test_commands_on_a_page_exist_with_their_options(page: Path):
     ):
         for line in block.replace("\\\n", " ").splitlines():
             found = re.match(
-                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:server )?[a-z-]+)(.*)", line
+                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:server |published )?[a-z-]+)(.*)", line
             )
             if found and page.name != "cli.md":
                 command, rest = found.groups()

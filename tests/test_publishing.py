@@ -57,8 +57,9 @@ def dest(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bucket() -> Iterator[Objects]:
-    """Object storage in memory."""
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
+    """Object storage in memory, where no Triton watches the seconds."""
+    monkeypatch.setattr("clip_deploy.publishing.objects._CLOCK_S", 0.0)
     fsspec = pytest.importorskip("fsspec")
     memory = fsspec.filesystem("memory", skip_instance_cache=True)
     memory.store.clear()
@@ -654,10 +655,7 @@ def test_verifying_finds_a_byte_that_changed(first: Path, dest: Path):
 # --- object storage
 
 
-def test_objects_are_published_rolled_back_and_pruned(
-    first: Path, second: Path, bucket: Objects, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("clip_deploy.publishing.objects._CLOCK_S", 0.0)
+def test_objects_are_published_rolled_back_and_pruned(first: Path, second: Path, bucket: Objects):
     for models in (first, second):
         publish(models, bucket)
     assert rollback(bucket).publication.number == 1
