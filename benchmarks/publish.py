@@ -2,12 +2,12 @@
 
     python benchmarks/publish.py [--json FILE] [--minutes 3] [--model ViT-B-32]
 
-The image tower of ViT-B-32 (350 MB) goes to a folder, in turn with ``cp`` and ``sha256sum`` of the same graph: publishing
-judges the repository, copies every file, reads each back, holds both digests against one another, and waits until the
-disk has it all. Bar: 1.5 times the two commands.
+The image tower of ViT-B-32 (350 MB) goes to a folder, in turn with ``cp`` and ``sha256sum`` of the same graph:
+publishing judges the repository, copies every file, reads each back, holds both digests against one another, and waits
+until the disk has it all. Bar: 1.5 times the two commands.
 
-Then 16 users ask without a pause while one model after the other is published, reloaded and rolled back, on a Triton that
-takes loads and on one that polls. Bars: no failed request, no wrong vector.
+Then 16 users ask without a pause while one model after the other is published, reloaded and rolled back, on a Triton
+that takes loads and on one that polls. Bars: no failed request, no wrong vector.
 """
 
 from __future__ import annotations

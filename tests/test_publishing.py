@@ -757,3 +757,13 @@ def test_failures_are_two_lines_and_a_code(
     assert main(["publish", str(first), "ftp://x"]) == 2
     assert main(["published", "rollback", str(dest)]) == 8
     assert main(["published", "prune", str(tmp_path), "--keep", "0"]) == 2
+
+
+def test_an_old_version_that_was_damaged_is_sent_again(first: Path, second: Path, dest: Path):
+    publish(first, dest)
+    publish(second, dest)
+    path = dest / IMAGE / "1" / "model.onnx"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    publish(first, dest)
+    assert {name: version for name, (version, _) in served(dest).items()} == {IMAGE: 3, TEXT: 1}
+    assert {name: sha for name, (_, sha) in served(dest).items()} == source_digests(first)

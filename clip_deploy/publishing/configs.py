@@ -75,7 +75,9 @@ def current(store: Store, history: History) -> Publication | None:
     matching = [
         each
         for each in history.publications
-        if each.models and all(there.get(model.name) == model.config for model in each.models)
+        if each.state.value != "uploading"
+        and each.models
+        and all(there.get(model.name) == model.config for model in each.models)
     ]
     served = [each for each in matching if each.state.value == "served"]
     return (served or matching)[-1] if matching else None

@@ -7,11 +7,11 @@ import json
 import os
 import secrets
 import socket
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from clip_deploy.errors import DestinationBusy
+from clip_deploy.errors import DestinationBusy, PublishError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,8 +69,11 @@ def locked(store: Store, action: str) -> Iterator[Lock]:
         lock.require_held()  # storage that ignores the condition lets the later of two in
         yield lock
     finally:
-        if store.read(LOCK) == data:
-            store.remove(LOCK)
+        with suppress(
+            PublishError
+        ):  # a storage that is gone keeps the lock, and the next publisher is told whose it is
+            if store.read(LOCK) == data:
+                store.remove(LOCK)
 
 
 def remove_lock(store: Store) -> str | None:

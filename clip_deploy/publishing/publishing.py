@@ -205,7 +205,8 @@ class _Draft:
     def upload(self, transfer: Transfer) -> tuple[Publication, dict[str, bytes]]:
         """The publication with all its files in place, and the configs that will serve it."""
         versions = {
-            each.name: same_version(self.store, self.history, each) for each in self.sources
+            each.name: same_version(self.store, self.history, each, self.former)
+            for each in self.sources
         }
         if (unchanged := self._unchanged(versions)) is not None:
             return unchanged, {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -288,7 +288,8 @@ class Fleet:
             )
         finally:
             for model in models:
-                server.drop(_candidate(model.name))
+                with suppress(ServerError):  # what came before says more
+                    server.drop(_candidate(model.name))
         if report.failed:
             first = report.failed[0]
             raise CheckFailed(

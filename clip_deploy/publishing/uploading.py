@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from clip_deploy.publishing.records import History
+    from clip_deploy.publishing.records import History, Publication
     from clip_deploy.publishing.sources import Source
     from clip_deploy.publishing.stores import Store
 
@@ -109,10 +109,13 @@ def announce(store: Store, source: Source) -> None:
         store.write(key, waiting(source.name, source.backend).encode())
 
 
-def same_version(store: Store, history: History, source: Source) -> int | None:
+def same_version(
+    store: Store, history: History, source: Source, served: Publication | None
+) -> int | None:
     """The version that has exactly these files already; None where none has.
 
-    Small files are compared first: other weights of one architecture have graphs of equal length, and other manifests.
+    One that does not serve now is read back first: nobody would have noticed what became of it. Small files are compared
+    first: other weights of one architecture have graphs of equal length, and other manifests.
     """
     by_size = sorted(source.files, key=lambda name: source.files[name].stat().st_size)
     sizes = {name: path.stat().st_size for name, path in source.files.items()}
@@ -123,13 +126,16 @@ def same_version(store: Store, history: History, source: Source) -> int | None:
         if {name: stamp.bytes for name, stamp in model.files.items()} != sizes:
             continue
         if all(model.files[n].sha256 == source.stamp(source.files[n]).sha256 for n in by_size):
-            return model.version if is_there(store, model) else None
+            serves = served.model(source.name) if served else None
+            is_served = serves is not None and serves.version == model.version
+            is_whole = not missing(store, model) and (is_served or _reads_back(store, model))
+            return model.version if is_whole else None
     return None
 
 
-def is_there(store: Store, model: PublishedModel) -> bool:
-    """Whether all files of a published model are there, by name and length."""
-    return not missing(store, model)
+def _reads_back(store: Store, model: PublishedModel) -> bool:
+    files = {f"{model.folder}/{name}": stamp.sha256 for name, stamp in model.files.items()}
+    return all(store.digest(key) == sha256 for key, sha256 in files.items())
 
 
 def missing(store: Store, model: PublishedModel) -> list[str]:
