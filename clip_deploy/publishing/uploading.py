@@ -114,8 +114,8 @@ def same_version(
 ) -> int | None:
     """The version that has exactly these files already; None where none has.
 
-    One that does not serve now is read back first: nobody would have noticed what became of it. Small files are compared
-    first: other weights of one architecture have graphs of equal length, and other manifests.
+    One that does not serve now is read back first: nobody would have noticed what became of it. Small files are
+    compared first: other weights of one architecture have graphs of equal length, and other manifests.
     """
     by_size = sorted(source.files, key=lambda name: source.files[name].stat().st_size)
     sizes = {name: path.stat().st_size for name, path in source.files.items()}
