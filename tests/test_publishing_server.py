@@ -29,28 +29,30 @@ from clip_deploy.spec import TOLERANCES, EncoderSpec, Precision, ServingSpec, To
 
 pytestmark = [pytest.mark.server, pytest.mark.export]
 
-IMAGE, TEXT = (tower.model_name for tower in (Tower.IMAGE, Tower.TEXT))
+IMAGE = Tower.IMAGE.model_name
 USERS = 16
+# The server's two cores are shared with 16 users in Python; benchmarks/publish.py asks without a pause.
+_BREATH_S = 0.05
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--exit-timeout-secs=5")
 POLLING = ("--model-control-mode=poll", "--repository-poll-secs=1", "--exit-timeout-secs=5")
 
 
 @pytest.fixture(scope="module")
 def exports(tiny_exports: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models that differ in their weights alone."""
+    """Image towers of two models that differ in their weights alone."""
     from clip_deploy.export import export
 
     folder = tmp_path_factory.mktemp("another")
     shape = Path(__file__).parent / "models" / "tiny-clip.json"
-    export(EncoderSpec(str(shape), "random:7", max_batch=8), folder)
-    return [tiny_exports["tiny-clip"], folder]
+    export(EncoderSpec(str(shape), "random:7", towers=(Tower.IMAGE,), max_batch=8), folder)
+    return [tiny_exports["tiny-clip"] / IMAGE, folder / IMAGE]
 
 
-def _assembled(build: Path, models: Path) -> Path:
+def _assembled(export: Path, models: Path) -> Path:
     from clip_deploy.engines import BACKENDS
 
-    for model in exported_models([build]):
-        repositories.assemble(BACKENDS["python"].build(model), ServingSpec(), models)
+    (model,) = exported_models([export])
+    repositories.assemble(BACKENDS["python"].build(model), ServingSpec(), models)
     return models
 
 
@@ -67,8 +69,8 @@ def new(exports: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def wrong(exports: list[Path], tmp_path: Path) -> Path:
     """The new model with a reference that it does not answer to."""
-    shutil.copytree(exports[1], tmp_path / "build")
-    folder = tmp_path / "build" / IMAGE
+    folder = tmp_path / IMAGE
+    shutil.copytree(exports[1], folder)
     reference = Reference.read(folder / "reference.npz", Tower.IMAGE)
     Reference(reference.inputs, reference.outputs[::-1].copy(), reference.labels).save(
         folder / "reference.npz", Tower.IMAGE
@@ -77,12 +79,12 @@ def wrong(exports: list[Path], tmp_path: Path) -> Path:
     data["files"]["reference.npz"] = digest([folder / "reference.npz"])
     (folder / "manifest.json").write_text(json.dumps(data))
     assert not ExportedModel.read(folder).damaged_files()
-    return _assembled(tmp_path / "build", tmp_path / "models")
+    return _assembled(folder, tmp_path / "models")
 
 
 @contextmanager
 def triton(place: Path | str, arguments: tuple[str, ...]) -> Iterator[ServerHandle]:
-    """The embedded server on a destination, with both encoders ready."""
+    """The embedded server on a destination, ready."""
     if isinstance(place, Path):
         found, options = repositories.read(place), ServerOptions(arguments=arguments)
         with LAUNCHERS["embedded"].start(found, options) as handle:
@@ -97,7 +99,7 @@ def triton(place: Path | str, arguments: tuple[str, ...]) -> Iterator[ServerHand
     ]
     with spawn(launch, command, embedded._environment(files)) as handle:
         deadline = time.monotonic() + 60
-        while not (handle._is_ready(IMAGE, 1) and handle._is_ready(TEXT, 1)):
+        while not handle._is_ready(IMAGE, 1):
             assert time.monotonic() < deadline
             assert handle.process.poll() is None, handle.failure()
             time.sleep(0.2)
@@ -105,7 +107,7 @@ def triton(place: Path | str, arguments: tuple[str, ...]) -> Iterator[ServerHand
 
 
 class Users:
-    """People who ask without a pause, and hold every answer against what both models may say."""
+    """People who ask, take a breath, and hold every answer against what both models may say."""
 
     def __init__(self, urls: list[str], *repositories_: Path) -> None:
         self.references = [
@@ -143,6 +145,7 @@ class Users:
                     self.counts[self._judged(connection, row % len(self.references[0].inputs))] += 1
                 except ClipDeployError as error:
                     self.counts[f"error: {error}"] += 1
+                self._stop.wait(_BREATH_S)
 
     def _judged(self, connection: Connection, row: int) -> str:
         rows = slice(row, row + 1)
@@ -174,14 +177,11 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
             assert done.servers == tuple(urls)
             assert [users.answered_by(url) for url in urls] == ["1", "1"]
 
-            rollback(dest, reload=urls)
-            assert [users.answered_by(url) for url in urls] == ["0", "0"]
-
             # The second server does not follow: the first comes back, too.
             serve = LiveServer.serve
 
             def refuse(self: LiveServer, name: str, version: int, text: bytes | None) -> None:
-                if self.url == two.grpc and version == done.publication.number:
+                if self.url == two.grpc and version == 1:
                     raise ServerError("out of memory", remedy="buy some")
                 serve(self, name, version, text)
 
@@ -191,15 +191,19 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
                     ServerError,
                     match=f"out of memory; the former version serves again at {urls[0]}",
                 ):
-                    rollback(dest, to=done.publication.number, reload=urls)
+                    rollback(dest, reload=urls)
+            assert [users.answered_by(url) for url in urls] == ["1", "1"]
+            assert holdings(dest).serving == done.publication.number
+
+            rollback(dest, reload=urls)
             assert [users.answered_by(url) for url in urls] == ["0", "0"]
             assert holdings(dest).serving == 1
         assert set(users.counts) == {"0", "1"}, users.counts
         assert sum(users.counts.values()) > 200
         with Connection(urls[0]) as connection:
             ready = sorted(name for name, state in connection.index().items() if state == "READY")
-        assert ready == [f"{IMAGE}:1", f"{TEXT}:1"]
-    assert sorted(p.name for p in dest.iterdir() if p.is_dir()) == [IMAGE, TEXT]
+        assert ready == [f"{IMAGE}:1"]
+    assert [p.name for p in dest.iterdir() if p.is_dir()] == [IMAGE]
 
 
 def test_a_polling_server_follows_and_is_brought_back(

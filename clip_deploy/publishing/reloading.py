@@ -73,8 +73,6 @@ class LiveServer:
         """
         try:
             client.connection.load(_NO_MODEL, timeout_s=timeout_s)
-        except (ServerUnavailable, ServerTimeout):
-            raise
         except ServerError as error:
             if "if polling is enabled" in str(error):
                 return cls(client, Mode.POLLS, timeout_s)
@@ -83,6 +81,8 @@ class LiveServer:
                     f"{client.connection.url} cannot change its models while it runs",
                     remedy="start it with --model-control-mode=explicit or poll, or restart it after publishing",
                 ) from error
+            if isinstance(error, (ServerUnavailable, ServerTimeout)):
+                raise
         return cls(client, Mode.LOADS, timeout_s)
 
     @property
