@@ -27,6 +27,7 @@ LAYERS = (
     {"bench"},
     {"tune", "capacity"},
     {"gateway"},
+    {"publishing"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -64,6 +65,7 @@ HOMES = {
     "matplotlib": {"report"},
     "google": {"repository", "lint", "triton_schema"},
     "optuna": {"tune"},
+    "fsspec": {"publishing"},
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},

@@ -50,6 +50,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "doctor",
         ),
         *("server", "server install", "index", "index add", "index stats", "index search"),
+        *("server", "server install", "publish"),
+        *("published", "published list", "published rollback", "published prune"),
+        *("published verify", "published unlock"),
     ],
 )
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):

@@ -21,6 +21,8 @@ COMMANDS = (
     *("smoke-test", "bench", "tune", "capacity", "gateway", "inspect", "doctor"),
     *("index", "index add", "index stats", "index search"),
     *("smoke-test", "bench", "tune", "capacity", "render-deploy", "inspect", "doctor"),
+    *("smoke-test", "publish", "published list", "published rollback", "published prune"),
+    *("published verify", "published unlock", "bench", "tune", "capacity", "inspect", "doctor"),
 )
 
 
@@ -115,6 +117,7 @@ def test_commands_on_a_page_exist_with_their_options(page: Path):
         for line in block.replace("\\\n", " ").splitlines():
             found = re.match(
                 r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:(?:server|index) )?[a-z-]+)(.*)", line
+                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:server |published )?[a-z-]+)(.*)", line
             )
             if found and page.name != "cli.md":
                 command, rest = found.groups()

@@ -17,6 +17,7 @@ from clip_deploy.cli.index import index
 from clip_deploy.cli.lint import lint
 from clip_deploy.cli.operations import render_deploy
 from clip_deploy.cli.output import complain
+from clip_deploy.cli.publish import publish, published
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
 from clip_deploy.cli.smoke import smoke_test
@@ -32,6 +33,8 @@ app = typer.Typer(
     "4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index.",
     epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → render-deploy. Exit codes: 2 asked wrongly, 3 something is missing, "
     "4 export, 5 engine, 6 server, 7 a check failed.",
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → publish → bench → tune → capacity. Exit codes: 2 asked wrongly, 3 something is missing, "
+    "4 export, 5 engine, 6 server, 7 a check failed, 8 publishing.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -60,8 +63,10 @@ for command in (
     *(export, build_trt, render_config, lint, serve, smoke_test),
     *(bench, tune, capacity, gateway, inspect, doctor),
     *(bench, tune, capacity, render_deploy, inspect, doctor),
+    *(publish, bench, tune, capacity, inspect, doctor),
 ):
     app.command()(command)
+app.add_typer(published, name="published")
 app.add_typer(server, name="server")
 app.add_typer(index, name="index")
 

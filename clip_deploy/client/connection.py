@@ -122,6 +122,14 @@ class Connection:
         """Every model version that the server knows, ``name:version`` → state (``READY``, or why not)."""
         return self.ask(protocol.index())
 
+    def versions(self, model: str) -> dict[int, tuple[str, str]]:
+        """Versions of a model that the server knows → (state, reason); the reason is empty where all is well."""
+        with self._translated("the repository index"):
+            models = self._client.get_model_repository_index(client_timeout=self.timeout_s).models
+        return {
+            int(m.version): (m.state, m.reason) for m in models if m.name == model and m.version
+        }
+
     def config(self, model: str, version: str = "") -> ModelConfig:
         """A model's configuration as the server completed it."""
         return self.ask(protocol.config(model, version))
@@ -154,6 +162,11 @@ class Connection:
             ServerError: the server refuses it; what was loaded before stays.
         """
         self.ask(protocol.load(model, config), Deadline(timeout_s))
+
+    def unload(self, model: str, *, timeout_s: float = 300.0) -> None:
+        """Have a server in explicit control mode forget a model, once its requests have been answered."""
+        with self._translated(f"unloading {model}", timeout_s):
+            self._client.unload_model(model, client_timeout=timeout_s)
 
     def infer(
         self,

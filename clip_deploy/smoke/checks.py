@@ -365,11 +365,14 @@ def _is_refused(subject: Subject, target: Target, rows: NDArray[Any]) -> bool:
     return False
 
 
+# What is checked, how, and of which towers.
+ModelCheck = tuple[str, Any, Any]
+
 SERVER_CHECKS = (
     ("the expected server answers", identity),
     ("exactly the expected models are ready", index),
 )
-MODEL_CHECKS = (
+MODEL_CHECKS: tuple[ModelCheck, ...] = (
     ("the files are as exported", files, Tower),
     ("all descriptions agree", descriptions, Tower),
     ("the first answer is not slow", first_answer, Tower),
@@ -383,6 +386,8 @@ MODEL_CHECKS = (
     ("it runs on the GPU", gpu.instances, Tower),
     ("the plan is the repository's", gpu.plan, Tower),
 )
+# Whether the answers are right, in a moment and without a crowd.
+ANSWERS = tuple(row for row in MODEL_CHECKS if row[1] is replay)
 CLOSING_CHECKS = (
     ("photographs find their captions", pairs),
     ("the GPU works", gpu.works),
