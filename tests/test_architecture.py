@@ -26,6 +26,7 @@ LAYERS = (
     {"bench"},
     {"tune", "capacity"},
     {"publishing"},
+    {"deploy"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -64,6 +65,7 @@ HOMES = {
     "google": {"repository", "lint", "triton_schema"},
     "optuna": {"tune"},
     "fsspec": {"publishing"},
+    "tomli": {"deploy"},
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},

@@ -46,6 +46,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "tune",
             "capacity",
             "doctor",
+            "init",
+            "deploy",
         ),
         *("server", "server install", "publish"),
         *("published", "published list", "published rollback", "published prune"),

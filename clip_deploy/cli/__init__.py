@@ -9,6 +9,7 @@ import typer
 from clip_deploy import __version__
 from clip_deploy.cli.bench import bench
 from clip_deploy.cli.capacity import capacity
+from clip_deploy.cli.deploy import deploy, init
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
@@ -55,6 +56,7 @@ def _app(
 for command in (
     *(export, build_trt, render_config, lint, serve, smoke_test),
     *(publish, bench, tune, capacity, inspect, doctor),
+    *(init, deploy),
 ):
     app.command()(command)
 app.add_typer(published, name="published")
