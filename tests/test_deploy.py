@@ -19,6 +19,7 @@ from clip_deploy.deploy.checking import require_gpu
 from clip_deploy.deploy.job import Job
 from clip_deploy.deploy.state import STATE, alone
 from clip_deploy.errors import CheckFailed, ConfigError, ExportError, MissingDependency, ServerError
+from clip_deploy.publishing import holdings, rollback
 from clip_deploy.report import Check, Report, Status
 from clip_deploy.spec import Tower
 from tests.factories import exported
@@ -359,10 +360,61 @@ def test_what_is_to_be_published_has_passed_as_it_lies_there(world: World):
     assert isinstance(report.failure, CheckFailed)
     assert "has not passed smoke-test as it is: it has not run yet" in str(report.failure)
     assert world.deploy(until="smoke-test").ok
-    (world.repository / "clip_image_encoder" / "config.pbtxt").write_text("edited")
+    config = world.repository / "clip_image_encoder" / "config.pbtxt"
+    config.write_text(config.read_text().replace("5000", "9"))
     report = world.deploy(start="publish")
     assert "has not passed lint as it is" in str(report.failure)
     assert not Path("elsewhere").exists()
+
+
+def _row(report, step: str = "publish"):
+    return next(row for row in report.steps if row.step == step)
+
+
+def test_what_has_passed_is_published_once_and_again_only_when_it_changed(world: World):
+    world.write(publish={"destination": "elsewhere"})
+    report = world.deploy()
+    assert report.ok, report.failure
+    assert _row(report).said == "elsewhere: publication 1"
+    assert Path("elsewhere/clip_image_encoder/1/model.onnx").is_file()
+    assert _row(world.deploy()).outcome.value == "up to date"
+    world.write(serving={"max_queue_delay_us": 1})
+    assert _row(world.deploy()).said == "elsewhere: publication 2"
+    world.write(publish={"keep": 1}, serving={"max_queue_delay_us": 2})
+    assert _row(world.deploy()).said == "elsewhere: publication 3; removed 2"
+    shutil.rmtree("elsewhere")
+    row = _row(world.deploy())
+    assert (row.outcome.value, row.why) == ("ran", "publication 3 does not serve there")
+
+
+def test_a_publication_that_was_rolled_back_stays_back_until_something_changes(world: World):
+    world.write(publish={"destination": "elsewhere"})
+    world.deploy()
+    world.write(serving={"max_queue_delay_us": 1})
+    world.deploy()
+    rollback("elsewhere")
+    for dry_run in (True, False):
+        row = _row(world.deploy(dry_run=dry_run))
+        assert row.outcome.value == "skipped"
+        assert row.said == ("publication 2 was rolled back to 1 there; --force publishes it again")
+    assert holdings("elsewhere").serving == 1
+    assert _row(world.deploy(start="publish", force=True)).outcome.value == "ran"
+    assert holdings("elsewhere").serving == 2
+    rollback("elsewhere")
+    world.write(serving={"max_queue_delay_us": 2})
+    assert _row(world.deploy()).outcome.value == "ran"
+    assert holdings("elsewhere").serving == 3
+
+
+def test_a_destination_that_is_foreign_ends_it_with_eight(world: World, capsys):
+    world.write(publish={"destination": "elsewhere"})
+    world.deploy()
+    Path("elsewhere/clip_image_encoder/config.pbtxt").write_text("by hand")
+    world.write(serving={"max_queue_delay_us": 1})
+    assert main(["deploy"]) == 8
+    assert "error: " in capsys.readouterr().err
+    assert Path("elsewhere/clip_image_encoder/config.pbtxt").read_text() == "by hand"
+    assert world.outcomes(until="smoke-test")["smoke-test"] == "up to date"
 
 
 def test_a_dry_run_says_what_would_run_and_why_and_writes_nothing(world: World, tmp_path: Path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from clip_deploy import repository as repositories
 from clip_deploy.artifacts import ENGINE, MANIFEST
+from clip_deploy.deploy.checking import server_target
 from clip_deploy.engines import BACKENDS
 from clip_deploy.engines.tensorrt import plan_folder
 from clip_deploy.errors import ClipDeployError, ConfigError
@@ -121,7 +122,6 @@ def _require_no_strangers(job: Job, ours: set[str]) -> None:
 
 def publish(job: Job) -> str:
     """Publish to the destination; what is there already is found by its digests."""
-    from clip_deploy.lint import target
     from clip_deploy.publishing import prune
     from clip_deploy.publishing import publish as run
 
@@ -131,7 +131,7 @@ def publish(job: Job) -> str:
         d.repository,
         d.publish.destination,
         reload=d.publish.reload,
-        target=target("gpu" if d.wants_gpu else "auto", d.server.release),
+        target=server_target(d.starts, d.server.release, "gpu" if d.wants_gpu else "auto"),
         timeout_s=d.server.timeout_s,
         progress=job.progress,
     )

@@ -178,7 +178,7 @@ class _Run:
             self._keep(step, Outcome.SKIPPED, why)
             return None
         began = time.monotonic()
-        reason = stale(step, self._job)
+        reason = "--force" if self._job.force else stale(step, self._job)
         if self._dry_run:
             self._keep(step, *self._would(step, reason))
         elif reason is None:

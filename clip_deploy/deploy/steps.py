@@ -250,8 +250,6 @@ STEPS: dict[str, Step] = {
 
 def stale(step: Step, job: Job) -> str | None:
     """Why a step has to run; None where all that it reads is unchanged and what it made is whole."""
-    if job.force:
-        return "--force"
     if step.name not in job.state.records:
         return "what was remembered is damaged" if job.state.is_damaged else "it has not run yet"
     try:
