@@ -13,16 +13,20 @@ from xml.etree import ElementTree
 
 import pytest
 
+from clip_deploy.artifacts import BuiltPlan
 from clip_deploy.cli import main
 from clip_deploy.deploy import STEPS, deploy, facts, read
 from clip_deploy.deploy.checking import require_gpu
 from clip_deploy.deploy.job import Job
 from clip_deploy.deploy.state import STATE, alone
+from clip_deploy.engines.tensorrt import plan_folder
+from clip_deploy.engines.tensorrt.checking import Parsed
 from clip_deploy.errors import CheckFailed, ConfigError, ExportError, MissingDependency, ServerError
 from clip_deploy.publishing import holdings, rollback
 from clip_deploy.report import Check, Report, Status
+from clip_deploy.smoke.bars import held_to
 from clip_deploy.spec import Tower
-from tests.factories import exported
+from tests.factories import exported, planned
 from tests.lint_examples import tower_graph
 from tests.test_cli import _fails
 
@@ -399,11 +403,11 @@ def test_a_publication_that_was_rolled_back_stays_back_until_something_changes(w
         assert row.said == ("publication 2 was rolled back to 1 there; --force publishes it again")
     assert holdings("elsewhere").serving == 1
     assert _row(world.deploy(start="publish", force=True)).outcome.value == "ran"
-    assert holdings("elsewhere").serving == 2
+    assert holdings("elsewhere").serving == 3
     rollback("elsewhere")
     world.write(serving={"max_queue_delay_us": 2})
     assert _row(world.deploy()).outcome.value == "ran"
-    assert holdings("elsewhere").serving == 3
+    assert holdings("elsewhere").serving == 4
 
 
 def test_a_destination_that_is_foreign_ends_it_with_eight(world: World, capsys):
@@ -520,6 +524,72 @@ def test_a_required_rung_that_would_be_skipped_fails_before_anything_runs(
     (rung,) = [rung for rung in report.rungs if rung.name == options["require"][0]]
     assert rung.status is Status.FAILED
     assert "skipped: " in rung.said
+
+
+def test_a_plan_is_checked_built_and_rendered_and_built_again_when_it_should_differ(
+    world: World, monkeypatch
+):
+    def build(model, options, *, progress):
+        world.count(f"build {model.name} {options.profile} {options.release}")
+        shutil.rmtree(plan_folder(model), ignore_errors=True)
+        planned(model, str(options.profile or "1:8:32"))
+        return BuiltPlan.read(plan_folder(model))
+
+    parsed = Parsed("m", "1.4", 7, ())
+    monkeypatch.setattr("clip_deploy.engines.tensorrt.building.build", build)
+    monkeypatch.setattr("clip_deploy.engines.tensorrt.checking.check", lambda *given: parsed)
+    monkeypatch.setattr(facts, "has", lambda *modules: modules == ("tensorrt_rtx",))
+    monkeypatch.setitem(
+        STEPS,
+        "smoke-test",
+        replace(STEPS["smoke-test"], run=lambda job: world.count("smoke-test") or "passed"),
+    )
+    world.write(
+        engine={"backend": "tensorrt"},
+        checks={"ignore": ["CD"]},
+        server={"triton_release": "25.01"},
+        encoder={"towers": ["image"]},
+    )
+    report = world.deploy(until="lint")
+    assert report.ok, report.failure
+    built = [step for step in world.ran if step.startswith("build")]
+    assert built == ["build clip_image_encoder None 25.01"]
+    assert _row(report, "tensorrt-check").said == "m: 7 layers"
+    assert (world.repository / "clip_image_encoder/1/model.plan").is_file()
+    world.deploy(until="lint")
+    assert world.ran == []
+    world.write(plan={"batch": "1:4:16"})
+    report = world.deploy(until="lint")
+    assert "build clip_image_encoder 1:4:16 25.01" in world.ran
+    assert "export" not in world.ran
+    assert _row(report, "build-trt").why.startswith('plan.batch is "1:4:16"') or (
+        _row(report, "build-trt").why == "plan.batch is new"
+    )
+    monkeypatch.setattr("clip_deploy.engines.tensorrt.container.build", build)
+    world.write(plan={"in_container": True})
+    assert _row(world.deploy(until="build-trt"), "build-trt").outcome.value == "ran"
+
+
+def test_a_graph_that_tensorrt_refuses_ends_it_with_five(world: World, monkeypatch, capsys):
+    parsed = Parsed("clip_image_encoder", "1.4", 7, ("NonZero 'n': unsupported",))
+    monkeypatch.setattr("clip_deploy.engines.tensorrt.checking.check", lambda *given: parsed)
+    monkeypatch.setattr(facts, "has", lambda *modules: True)
+    assert main(["deploy", "--require", "tensorrt-check"]) == 5
+    assert "clip_image_encoder does not build: NonZero 'n'" in capsys.readouterr().err
+    report = world.deploy(require=["tensorrt-check"])
+    assert {r.name: r.status.value for r in report.rungs}["tensorrt-check"] == "failed"
+
+
+def test_a_bar_stricter_than_the_tolerance_fails_what_is_below_it():
+    checks = (
+        Check("answers equal torch's", Status.PASSED, "fine", "m", data={"min_cosine": 0.9996}),
+        Check("batches form", Status.PASSED, "fine", "m"),
+    )
+    report = Report("t", {}, checks)
+    assert held_to(report, None) == held_to(report, 0.9996) == report
+    (failed,) = held_to(report, 0.9997).failed
+    assert "cosine 0.999600, and 0.9997 at least is asked" in failed.figure
+    assert "--min-cosine" in failed.remedy
 
 
 def test_results_for_programs_and_for_people(world: World, tmp_path: Path, capsys, monkeypatch):

@@ -157,6 +157,7 @@ def test_paths_are_relative_to_the_file_and_names_are_none(
         ('model = "x"\n', 1, "outside of any deployment", "[search.encoder]"),
         ('[search.encoder]\npretrained = "random"\n', 1, "has no model", 'model = "ViT-B-32"'),
         (f'{BASE}[search.plan]\nbatch = "1:8:16"\n', 5, "a plan for TensorRT", "tensorrt"),
+        (f"{BASE}[search.plan]\nin_container = true\n", 5, "a plan for TensorRT", "tensorrt"),
         (f'{TENSORRT}[search.plan]\nbatch = "8"\n', 7, "batch profile '8'", "MIN:OPT:MAX"),
         (f'{TENSORRT}[search.plan]\nbatch = "1:8:64"\n', 7, "batch 1:8:64", "max_batch 64"),
         (f'{BASE}[search.checks]\nrequire = ["gpus"]\n', 7, '"gpus" is unknown', "mean gpu?"),
@@ -320,3 +321,16 @@ def test_editors_and_the_command_refuse_the_same(tmp_path: Path):
 def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]):
     assert main(["init", "--schema"]) == 0
     assert json.loads(capsys.readouterr().out) == schema()
+
+
+def test_steps_and_rungs_are_named_alike_everywhere():
+    import importlib
+
+    command = importlib.import_module("clip_deploy.cli.deploy")
+    from clip_deploy.deploy import RUNGS, STEPS
+
+    assert command._STEPS.split("|") == list(STEPS)
+    assert command._RUNGS.split("|") == list(RUNGS)
+    page = (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \|", page.partition("## Keys")[0], re.MULTILINE)
+    assert rows == [*STEPS, *RUNGS]

@@ -164,7 +164,7 @@ def unpublished(job: Job) -> str | None:
 
 def rolled_back(job: Job, reads: Callable[[Job], dict[str, str]]) -> str | None:
     """Why the same is not published again: somebody went back from it, and nothing has changed since."""
-    from clip_deploy.publishing import holdings
+    from clip_deploy.publishing import State, holdings
 
     record, number, publish = job.state.records.get("publish"), _number(job), job.deployment.publish
     if record is None or number is None or publish is None:
@@ -175,8 +175,8 @@ def rolled_back(job: Job, reads: Callable[[Job], dict[str, str]]) -> str | None:
     except ClipDeployError:
         return None  # there is no repository yet
     found = holdings(publish.destination)
-    is_there = any(each.number == number for each in found.publications)
-    if not is_there or found.serving is None or found.serving >= number:
+    withdrawn = {each.number for each in found.publications if each.state is State.WITHDRAWN}
+    if number not in withdrawn or found.serving == number:
         return None
     return (
         f"publication {number} was rolled back to {found.serving} there; --force publishes it again"

@@ -187,8 +187,7 @@ def _of_the_engine(d: Deployment) -> Iterator[tuple[str, str]]:
             f"engine {d.engine_name} in {asked}, and graphs in {graph}",
             f"use --precision {graph} for the engine or leave it out, or --engine openvino",
         )
-    planned = d.words("plan")
-    if d.backend != "tensorrt" and any(planned.values()) and d.plan != BuildOptions():
+    if d.backend != "tensorrt" and (d.plan != BuildOptions() or d.in_container):
         yield (
             f"a plan for TensorRT, and backend {d.backend}",
             "use --backend tensorrt, or take the plan out",
