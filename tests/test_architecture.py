@@ -28,6 +28,7 @@ LAYERS = (
     {"tune", "capacity"},
     {"gateway"},
     {"publishing"},
+    {"deploy"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -66,6 +67,7 @@ HOMES = {
     "google": {"repository", "lint", "triton_schema"},
     "optuna": {"tune"},
     "fsspec": {"publishing"},
+    "tomli": {"deploy"},
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},

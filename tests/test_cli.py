@@ -48,6 +48,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "gateway",
             "render-deploy",
             "doctor",
+            "init",
+            "deploy",
         ),
         *("server", "server install", "index", "index add", "index stats", "index search"),
         *("server", "server install", "publish"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -23,6 +24,7 @@ COMMANDS = (
     *("smoke-test", "bench", "tune", "capacity", "render-deploy", "inspect", "doctor"),
     *("smoke-test", "publish", "published list", "published rollback", "published prune"),
     *("published verify", "published unlock", "bench", "tune", "capacity", "inspect", "doctor"),
+    *("init", "deploy"),
 )
 
 
@@ -101,6 +103,27 @@ def test_the_page_on_operations_has_the_alerts_and_thresholds_of_the_tables(bles
     if bless:
         page.write_text(written, "utf-8")
     assert page.read_text("utf-8") == written, "run make bless"
+def test_the_keys_on_the_page_of_deployments_are_those_of_the_table(bless: bool):
+    from clip_deploy.deploy.schema import table
+
+    page = ROOT / "docs" / "deploy.md"
+    text = page.read_text("utf-8")
+    before, _, rest = text.partition("<!-- keys -->\n")
+    shown, _, after = rest.partition("<!-- end of keys -->")
+    if bless:
+        page.write_text(f"{before}<!-- keys -->\n{table()}<!-- end of keys -->{after}", "utf-8")
+        return
+    assert shown == table(), "run make bless"
+
+
+def test_the_schema_for_editors_is_that_of_the_table(bless: bool):
+    from clip_deploy.deploy.schema import SCHEMA_FILE, schema
+
+    page = ROOT / "docs" / SCHEMA_FILE
+    text = json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    if bless:
+        page.write_text(text, "utf-8")
+    assert page.read_text("utf-8") == text, "run make bless"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

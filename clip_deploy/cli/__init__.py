@@ -9,6 +9,7 @@ import typer
 from clip_deploy import __version__
 from clip_deploy.cli.bench import bench
 from clip_deploy.cli.capacity import capacity
+from clip_deploy.cli.deploy import deploy, init
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
@@ -64,6 +65,7 @@ for command in (
     *(bench, tune, capacity, gateway, inspect, doctor),
     *(bench, tune, capacity, render_deploy, inspect, doctor),
     *(publish, bench, tune, capacity, inspect, doctor),
+    *(init, deploy),
 ):
     app.command()(command)
 app.add_typer(published, name="published")

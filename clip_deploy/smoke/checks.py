@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _FIRST_ANSWER_RATIO = 5.0
 _FIRST_ANSWER_FLOOR_S = 1.0
 _LATER_ANSWERS = 9
+RUNS_ON_GPU = "it runs on the GPU"
 
 
 def identity(subject: Subject) -> Outcome:
@@ -383,7 +384,7 @@ MODEL_CHECKS: tuple[ModelCheck, ...] = (
     ("batches form", batches, Tower),
     ("wrong requests are refused", refusals, Tower),
     ("your pictures agree in batches", pictures, (Tower.IMAGE,)),
-    ("it runs on the GPU", gpu.instances, Tower),
+    (RUNS_ON_GPU, gpu.instances, Tower),
     ("the plan is the repository's", gpu.plan, Tower),
 )
 # Whether the answers are right, in a moment and without a crowd.
