@@ -18,13 +18,21 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "model_repository" / "README.md"]
 )
 COMMANDS = (
-    *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
-    *("smoke-test", "bench", "tune", "capacity", "gateway", "inspect", "doctor"),
-    *("index", "index add", "index stats", "index search"),
-    *("smoke-test", "bench", "tune", "capacity", "render-deploy", "inspect", "doctor"),
+    *(
+        "",
+        "init",
+        "deploy",
+        "export",
+        "build-trt",
+        "render-config",
+        "lint",
+        "serve",
+        "server install",
+    ),
     *("smoke-test", "publish", "published list", "published rollback", "published prune"),
-    *("published verify", "published unlock", "bench", "tune", "capacity", "inspect", "doctor"),
-    *("init", "deploy"),
+    *("published verify", "published unlock", "bench", "tune", "capacity"),
+    *("index", "index add", "index stats", "index search", "gateway", "render-deploy"),
+    *("inspect", "doctor"),
 )
 
 
@@ -103,6 +111,8 @@ def test_the_page_on_operations_has_the_alerts_and_thresholds_of_the_tables(bles
     if bless:
         page.write_text(written, "utf-8")
     assert page.read_text("utf-8") == written, "run make bless"
+
+
 def test_the_keys_on_the_page_of_deployments_are_those_of_the_table(bless: bool):
     from clip_deploy.deploy.schema import table
 
@@ -139,8 +149,8 @@ def test_commands_on_a_page_exist_with_their_options(page: Path):
     ):
         for line in block.replace("\\\n", " ").splitlines():
             found = re.match(
-                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:(?:server|index) )?[a-z-]+)(.*)", line
-                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:server |published )?[a-z-]+)(.*)", line
+                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:(?:server|index|published) )?[a-z-]+)(.*)",
+                line,
             )
             if found and page.name != "cli.md":
                 command, rest = found.groups()

@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → gateway. Exit codes: 2 asked wrongly, 3 something is missing, "
-    "4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → render-deploy. Exit codes: 2 asked wrongly, 3 something is missing, "
-    "4 export, 5 engine, 6 server, 7 a check failed.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → publish → bench → tune → capacity. Exit codes: 2 asked wrongly, 3 something is missing, "
-    "4 export, 5 engine, 6 server, 7 a check failed, 8 publishing.",
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → publish; init and deploy do all of it. Then bench → tune → capacity, index → gateway, "
+    "render-deploy. Exit codes: 2 asked wrongly, 3 something is missing, 4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index, 9 publishing.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -61,11 +57,8 @@ def _app(
 
 
 for command in (
-    *(export, build_trt, render_config, lint, serve, smoke_test),
-    *(bench, tune, capacity, gateway, inspect, doctor),
-    *(bench, tune, capacity, render_deploy, inspect, doctor),
-    *(publish, bench, tune, capacity, inspect, doctor),
-    *(init, deploy),
+    *(init, deploy, export, build_trt, render_config, lint, serve, smoke_test, publish),
+    *(bench, tune, capacity, gateway, render_deploy, inspect, doctor),
 ):
     app.command()(command)
 app.add_typer(published, name="published")
