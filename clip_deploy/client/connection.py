@@ -124,11 +124,7 @@ class Connection:
 
     def versions(self, model: str) -> dict[int, tuple[str, str]]:
         """Versions of a model that the server knows → (state, reason); the reason is empty where all is well."""
-        with self._translated("the repository index"):
-            models = self._client.get_model_repository_index(client_timeout=self.timeout_s).models
-        return {
-            int(m.version): (m.state, m.reason) for m in models if m.name == model and m.version
-        }
+        return self.ask(protocol.versions(model))
 
     def config(self, model: str, version: str = "") -> ModelConfig:
         """A model's configuration as the server completed it."""
@@ -165,8 +161,7 @@ class Connection:
 
     def unload(self, model: str, *, timeout_s: float = 300.0) -> None:
         """Have a server in explicit control mode forget a model, once its requests have been answered."""
-        with self._translated(f"unloading {model}", timeout_s):
-            self._client.unload_model(model, client_timeout=timeout_s)
+        self.ask(protocol.unload(model), Deadline(timeout_s))
 
     def infer(
         self,
