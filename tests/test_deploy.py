@@ -410,12 +410,12 @@ def test_a_publication_that_was_rolled_back_stays_back_until_something_changes(w
     assert holdings("elsewhere").serving == 4
 
 
-def test_a_destination_that_is_foreign_ends_it_with_eight(world: World, capsys):
+def test_a_destination_that_is_foreign_ends_it_with_nine(world: World, capsys):
     world.write(publish={"destination": "elsewhere"})
     world.deploy()
     Path("elsewhere/clip_image_encoder/config.pbtxt").write_text("by hand")
     world.write(serving={"max_queue_delay_us": 1})
-    assert main(["deploy"]) == 8
+    assert main(["deploy"]) == 9
     assert "error: " in capsys.readouterr().err
     assert Path("elsewhere/clip_image_encoder/config.pbtxt").read_text() == "by hand"
     assert world.outcomes(until="smoke-test")["smoke-test"] == "up to date"

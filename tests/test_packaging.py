@@ -77,6 +77,7 @@ def test_the_base_install_has_no_heavy_dependency():
         "numpy",
         "pillow",
         "tokenizers",
+        "tomli",
         "ftfy",
     }
 

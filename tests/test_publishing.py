@@ -747,7 +747,7 @@ def test_failures_are_two_lines_and_a_code(
 ):
     (dest / "theirs").mkdir(parents=True)
     (dest / "theirs" / "file").write_text("x")
-    assert main(["publish", str(first), str(dest)]) == 8
+    assert main(["publish", str(first), str(dest)]) == 9
     err = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in err if re.match("error|fix", line)] == [
         "error",
@@ -755,7 +755,7 @@ def test_failures_are_two_lines_and_a_code(
     ]
     assert main(["publish", str(tmp_path / "none"), str(dest)]) == 2
     assert main(["publish", str(first), "ftp://x"]) == 2
-    assert main(["published", "rollback", str(dest)]) == 8
+    assert main(["published", "rollback", str(dest)]) == 9
     assert main(["published", "prune", str(tmp_path), "--keep", "0"]) == 2
 
 

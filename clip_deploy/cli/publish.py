@@ -66,7 +66,7 @@ def publish(
     """Publish a repository to a folder or to object storage, from which servers load it.
 
     Every file is there and verified before anything can see it; what served before serves until then, and whenever
-    something fails. Exit code 8 when the destination is at fault, 7 when answers are wrong, 6 when a server refuses.
+    something fails. Exit code 9 when the destination is at fault, 7 when answers are wrong, 6 when a server refuses.
     """
     from clip_deploy.lint import target as make_target
     from clip_deploy.publishing import publish as run
