@@ -36,8 +36,8 @@ from clip_deploy.servers import LAUNCHERS, ServerOptions
 PICTURE = photographs_dir() / "cat.jpg"
 WORDS = "a cup of coffee"
 UNTRAINED = """
-The weights are random, so the vectors mean nothing: the cat finds itself, because equal pictures have equal vectors, and
-words find only what captions say. With a real model: make demo PRETRAINED=laion2b_s34b_b79k"""
+The weights are random, so the vectors mean nothing: the cat finds itself, because equal pictures have equal vectors,
+and words find only what captions say. With a real model: make demo PRETRAINED=laion2b_s34b_b79k"""
 BOUNDARY = "clip-deploy-demo"
 console = Console()
 

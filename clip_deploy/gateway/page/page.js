@@ -124,6 +124,7 @@ function showProblem(error, again, query = null) {
   at.start.hidden = true;
   at["problem-title"].textContent = needsToken && !refused ? "This server asks for an access token." : error.title;
   at["problem-detail"].textContent = refused ? "The token was not accepted." : needsToken ? "" : error.detail;
+  at["problem-detail"].hidden = error.detail === error.title && !refused;
   at["problem-remedy"].textContent = needsToken ? "Whoever runs it has one. It is kept until this tab closes." : error.remedy;
   at["problem-request"].textContent = error.request && !needsToken ? `Request ${error.request}` : "";
   at.access.hidden = !needsToken;
@@ -133,6 +134,7 @@ function showProblem(error, again, query = null) {
   else if (within) at.problem.focus();
   const passes = [0, 429, 502, 503, 504].includes(error.status);
   at.again.hidden = !passes;
+  at.problem.className = needsToken && !refused ? "question" : passes ? "passing" : "";
   retry = again;
   if (passes) wait(error.retryAfter ?? 0);
   at.smaller.hidden = !(error.status === 413 && query?.file);
