@@ -1,11 +1,11 @@
 """What the gateway costs: JPEG in and vector out over HTTP, against ready tensors straight to Triton over gRPC.
 
-    python benchmarks/gateway.py [--users 32] [--seconds 12] [--repeats 3] [--engines onnxruntime,openvino] [--json]
+    python benchmarks/gateway.py [--users 32] [--seconds 8] [--repeats 6] [--engines onnxruntime,openvino] [--json]
 
-Both sides take turns on the same server, the same cores and the same photographs (JPEG files, 640 pixels wide at most),
-asked by so many users from requests that were written beforehand; every answer is judged. On the gateway's side each
-picture is sent as base64 in JSON, decoded, resized, normalised, sent to Triton and answered as base64: all of that, and
-what the load generator takes, runs on the cores that the model needs.
+Both sides take turns, direct first and last, on the same server, the same cores and the same photographs (JPEG files,
+640 pixels wide at most), asked by so many users from requests that were written beforehand; every answer is judged. On
+the gateway's side each picture is sent as base64 in JSON, decoded, resized, normalised, sent to Triton and answered as
+base64: all of that, and what the load generator takes, runs on the cores that the model needs.
 
 Exit code 1 when a bar is missed. With ``--json`` the last line is one JSON object.
 """
@@ -17,6 +17,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from clip_deploy import repository as repositories
 from clip_deploy.artifacts import ExportedModel, exported_models
 from clip_deploy.bench.figures import Load
 from clip_deploy.bench.measuring import measure
+from clip_deploy.bench.process import ServerProcess
 from clip_deploy.bench.subject import bench_subject
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.engines import BACKENDS
@@ -57,13 +59,13 @@ def direct_rate(handle: ServerHandle, place: Path, users: int, seconds: float) -
 
 
 @contextlib.contextmanager
-def gateway(handle: ServerHandle, log: Path) -> Iterator[int]:
-    """The port of a gateway in a process of its own."""
+def gateway(handle: ServerHandle, log: Path) -> Iterator[tuple[int, int]]:
+    """The port and the process of a gateway of its own."""
     command = [sys.executable, "-m", "clip_deploy", "gateway", "--triton", handle.grpc]
     command += ["--port", "0", "--log", str(log)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        yield int(process.stdout.readline().rpartition(":")[2])
+        yield int(process.stdout.readline().rpartition(":")[2]), process.pid
     finally:
         process.terminate()
         assert process.wait(30) == 0
@@ -79,8 +81,8 @@ def written(file: bytes) -> bytes:
 
 async def gateway_rate(
     port: int, files: list[bytes], expected: np.ndarray, users: int, seconds: float
-) -> float:
-    """Images per second from JPEG files over HTTP; an answer that is wrong, or none, ends the run."""
+) -> tuple[float, int]:
+    """Images per second from JPEG files over HTTP, and how many there were; a wrong answer, or none, ends the run."""
     requests = [written(file) for file in files]
     answers: list[tuple[float, int, bytes]] = []
     end = time.perf_counter() + WARMUP_S + seconds
@@ -101,7 +103,7 @@ async def gateway_rate(
     for _, row, body in answers:
         vector = base64.b64decode(json.loads(body)["data"][0]["embedding"])
         assert np.frombuffer(vector, "<f4") @ expected[row] > 0.999, f"a wrong vector: {body!r}"
-    return sum(end - seconds <= at < end for at, *_ in answers) / seconds
+    return sum(end - seconds <= at < end for at, *_ in answers) / seconds, len(answers)
 
 
 def repository(models: list[ExportedModel], engine: str, place: Path) -> Path:
@@ -119,15 +121,18 @@ def compare(place: Path, name: str, options: argparse.Namespace, rounds: Rounds)
     with LAUNCHERS["embedded"].start(found, ServerOptions()) as handle:
         with TritonInferenceClient(handle.grpc) as client:
             expected = client.embed_images(files)
-        with gateway(handle, place / "access.jsonl") as port:
+        with gateway(handle, place / "access.jsonl") as (port, pid):
+            direct = [direct_rate(handle, place, options.users, options.seconds)]
             for _ in range(options.repeats):
-                before = direct_rate(handle, place, options.users, options.seconds)
-                rate = asyncio.run(
+                used_s = ServerProcess(pid).cpu_s()
+                rate, asked = asyncio.run(
                     gateway_rate(port, files, expected, options.users, options.seconds)
                 )
-                after = direct_rate(handle, place, options.users, options.seconds)
-                rounds.add(f"direct gRPC, {name}", (before + after) / 2)
+                used_s = ServerProcess(pid).cpu_s() - used_s
+                direct.append(direct_rate(handle, place, options.users, options.seconds))
+                rounds.add(f"direct gRPC, {name}", sum(direct[-2:]) / 2)
                 rounds.add(f"gateway, {name}", rate)
+                rounds.add(f"core-ms of the gateway per image, {name}", 1000 * used_s / asked)
 
 
 def main() -> int:
@@ -135,8 +140,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=12)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--engines", default="onnxruntime,openvino")
     parser.add_argument("--build", metavar="DIR", help="keep the exports here, and find them again")
     parser.add_argument("--json", action="store_true")
@@ -146,11 +151,14 @@ def main() -> int:
         build = Path(options.build or temporary)
         export(EncoderSpec(MODEL, "random"), build)
         models = exported_models([build])
-        names = [f"{engine}" for engine in options.engines.split(",")]
+        names = options.engines.split(",")
         for engine in names:
             place = repository(models, engine, Path(temporary) / f"served-{engine}")
             compare(place, engine, options, rounds)
     figures = [rounds.ratio(f"gateway, {name}", f"direct gRPC, {name}", BAR) for name in names]
+    for found, name in zip(figures, names):
+        costs = rounds.values[f"core-ms of the gateway per image, {name}"]
+        found.parts["core-ms of the gateway per image"] = statistics.median(costs)
     code = report(figures, None)
     if options.json:
         print(json.dumps({"machine": machine(), "figures": [asdict(f) for f in figures]}))

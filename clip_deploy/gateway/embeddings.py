@@ -22,6 +22,8 @@ from clip_deploy.gateway.problems import Problem, documented, misshapen
 from clip_deploy.spec import DTYPES, Tower
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from numpy.typing import NDArray
 
     from clip_deploy.client import Deployment
@@ -35,8 +37,8 @@ _IMAGE = re.compile(r"data:image/[\w.+-]+;base64,")
 _OTHER_REFERENCE = re.compile(
     r"\s*(<img\s|data:[\w.+-]*/?[\w.+-]*[;,]|https?://\S+\s*$)", re.IGNORECASE
 )
-# A body of more bytes than this is parsed in a thread: the loop has others to serve.
-_LONG_BYTES = 64 * 1024
+# A body of more bytes than this takes a millisecond to parse, and is parsed in a thread: the loop has others to serve.
+_LONG_BYTES = 512 * 1024
 _IMAGES_AT_ONCE = 32
 _BODY = {
     "requestBody": {
@@ -67,7 +69,7 @@ async def embed(request: Request) -> Response:
         name = _name(query, model, service.settings.names)
         work = _Work(request, turn, items)
         vectors = np.empty((len(items), model.embed_dim), np.float32)
-        await _together(work.images(vectors), work.texts(vectors))
+        await _together(*work.parts(vectors))
         return Response(_written(vectors, query, name, work.usage()), media_type="application/json")
 
     return await service.answer(request, work)
@@ -167,10 +169,12 @@ class _Work:
             "num_images": len(self._images),
         }
 
-    async def images(self, vectors: NDArray[np.float32]) -> None:
-        """Fill in the rows of the images."""
-        if not self._images:
-            return
+    def parts(self, vectors: NDArray[np.float32]) -> list[Coroutine[Any, Any, None]]:
+        """What is to be done: each part fills in the rows of its items."""
+        parts = ((self._images, self._embed_images), (self._texts, self._embed_texts))
+        return [embed(vectors) for items, embed in parts if items]
+
+    async def _embed_images(self, vectors: NDArray[np.float32]) -> None:
         tensor = (await self._client.model(Tower.IMAGE)).contract.input
         row_bytes = math.prod(tensor.shape) * np.dtype(DTYPES[tensor.dtype]).itemsize
         for start in range(0, len(self._images), _IMAGES_AT_ONCE):
@@ -182,10 +186,7 @@ class _Work:
                     pixels = rows[0] if len(rows) == 1 else np.concatenate(rows)
                 vectors[[i for i, _ in some]] = await self._embed(Tower.IMAGE, pixels)
 
-    async def texts(self, vectors: NDArray[np.float32]) -> None:
-        """Fill in the rows of the texts."""
-        if not self._texts:
-            return
+    async def _embed_texts(self, vectors: NDArray[np.float32]) -> None:
         with self._exchange.stage("prepare"):
             ids = await self._client.prepare_texts([text for _, text in self._texts])
         tokens = (await self._client.model(Tower.TEXT)).contract.tokens
