@@ -100,3 +100,20 @@ def test_for_a_container_the_graphs_are_rehearsed_here_and_no_docker_ends_it(
     }
     rungs = {row["rung"]: row["status"] for row in tiny["ladder"]}
     assert (rungs["embedded"], rungs["container"]) == ("passed", "failed")
+
+
+def test_openvinos_networks_are_made_once(deployed, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    shutil.copytree(deployed[0] / "build", tmp_path / "build")
+    monkeypatch.chdir(tmp_path)
+    tables = _tables("python")
+    tables["tiny"]["engine"] |= {"engine": "openvino", "precision": "fp32"}
+    report = deploy(deployments(tables), until="lint")
+    assert report.ok, report.failure
+    rows = {row.step: row for row in report.steps}
+    assert (rows["convert"].outcome.value, rows["convert"].said) == (
+        *("ran", "clip_image_encoder in fp32"),
+    )
+    assert rows["render-config"].said == "clip_image_encoder version 2 (new)"
+    again = {row.step: row.outcome.value for row in deploy(deployments(tables), until="lint").steps}
+    assert again["convert"] == again["render-config"] == "up to date"
