@@ -157,6 +157,14 @@ KNOWN_LINES = (
         "free some of it, or give the container more with --shm-size",
     ),
     KnownLine(
+        r"Failed to create temporary directory for Python environments",
+        "terminate called after throwing an instance of "
+        "'triton::backend::python::PythonBackendException' what():  Failed to create temporary "
+        "directory for Python environments.",
+        "the Python backend cannot write to /tmp",
+        "make room there, or make it writable (in a container with a read-only file system: a tmpfs on /tmp)",
+    ),
+    KnownLine(
         r"failed to load '(?P<model>[^']+)' version \d+: (?P<what>[^\"]+)",
         "failed to load 'clip_image_encoder' version 1: Internal: SyntaxError: invalid syntax (model.py, "
         "line 5)",
