@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import aiohttp
 import numpy as np
 from figures import figure, report
 from stack import deployment, free_port, process, uploads
@@ -50,21 +50,24 @@ async def visit(url: str, users: int, seconds: float) -> tuple[float, float]:
     """p99 seconds of the products page, and searches per second, while so many people search."""
     files, latencies, searches, end = uploads(), [], 0, time.monotonic() + WARMUP_S + seconds
 
-    async with httpx.AsyncClient(
-        base_url=url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=2 * users + 1000)
+    async with aiohttp.ClientSession(
+        url,
+        raise_for_status=True,
+        timeout=aiohttp.ClientTimeout(PATIENCE_S),
+        connector=aiohttp.TCPConnector(limit=0),
     ) as client:
 
         async def person(number: int) -> None:
             nonlocal searches
             while time.monotonic() < end:
-                answer = await client.post("/search", content=files[number % len(files)])
-                answer.raise_for_status()
+                async with client.post("/search", data=files[number % len(files)]) as answer:
+                    await answer.read()
                 searches += time.monotonic() < end
                 number += 1
 
         async def page(due: float) -> None:
-            answer = await client.get("/api/v1/products")
-            answer.raise_for_status()
+            async with client.get("/api/v1/products") as answer:
+                await answer.read()
             latencies.append(time.monotonic() - due)
 
         people = [asyncio.create_task(person(number)) for number in range(users)]
