@@ -35,22 +35,22 @@ def main() -> int:
         print(f"it does not deploy: {first.failure}")
         return 1
     print(f"all steps: {time.perf_counter() - began:.1f} s")
-    seconds = []
-    for _ in range(REPEATS):
+    state = State.read(out)
+    files = {out / name for record in state.records.values() for name in record.makes}
+    size = sum(path.stat().st_size for path in files)
+    seconds, hashing = [], []
+    for _ in range(REPEATS):  # in turns, so that both meet the same machine
         began = time.perf_counter()
         report = deploy(found)
         seconds.append(time.perf_counter() - began)
         assert not [row for row in report.steps if row.outcome.value == "ran"], "something ran"
-    state = State.read(out)
-    files = {out / name for record in state.records.values() for name in record.makes}
-    size = sum(path.stat().st_size for path in files)
-    began = time.perf_counter()
-    for path in files:
-        digest([path])
-    hashing = time.perf_counter() - began
+        began = time.perf_counter()
+        for path in files:
+            digest([path])
+        hashing.append(time.perf_counter() - began)
     best = min(seconds)
     print(
-        f"nothing changed: {best:.2f} s (of {REPEATS}), {best / hashing:.2f} times SHA-256 of the {size / 1e6:,.0f} MB "
+        f"nothing changed: {best:.2f} s (of {REPEATS}), {best / min(hashing):.2f} times SHA-256 of the {size / 1e6:,.0f} MB "
         f"in {len(files)} files that it holds whole; the bar is {BAR_S:g} s: {'held' if best < BAR_S else 'MISSED'}"
     )
     return 0 if best < BAR_S else 1
