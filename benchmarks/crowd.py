@@ -8,7 +8,7 @@ it (it must find itself first), half for its vector, which is held against the F
 
 - a hundred: no error, no wrong answer, and more than two requests to a batch.
 - a thousand at the same moment: each is answered rightly or refused with 503 and Retry-After, the refused within 5
-  seconds; what the gateway holds in memory grows by no more than 300 MB; a lone request afterwards is as fast as before.
+  seconds; what the gateway holds in memory grows by at most 300 MB; a lone request afterwards is as fast as before.
 
 Exit code 1 when a bar is missed.
 """
