@@ -19,7 +19,14 @@ from clip_deploy import repository as repositories
 from clip_deploy.artifacts import ExportedModel, exported_models
 from clip_deploy.client import Connection
 from clip_deploy.compare import Reference, agreement
-from clip_deploy.errors import CheckFailed, ClipDeployError, ConfigError, ServerError
+from clip_deploy.errors import (
+    CheckFailed,
+    ClipDeployError,
+    ConfigError,
+    ServerError,
+    ServerTimeout,
+    ServerUnavailable,
+)
 from clip_deploy.files import digest
 from clip_deploy.publishing import State, holdings, publish, rollback
 from clip_deploy.publishing.reloading import LiveServer
@@ -106,6 +113,11 @@ def triton(place: Path | str, arguments: tuple[str, ...]) -> Iterator[ServerHand
         yield handle
 
 
+def told(step: str) -> None:
+    """Shown when a test fails."""
+    print(f"{time.monotonic():.1f} {step}")
+
+
 class Users:
     """People who ask, take a breath, and hold every answer against what both models may say."""
 
@@ -168,12 +180,12 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
         with Users(urls, old, new) as users:
             # Its answers are not what torch gave: seen beside the old one, and nobody else ever saw it.
             with pytest.raises(CheckFailed, match=r"answers equal torch's.*nothing was switched"):
-                publish(wrong, dest, reload=urls)
+                publish(wrong, dest, reload=urls, progress=told)
             assert set(users.counts) == {"0"}
             assert holdings(dest).serving == 1
             assert holdings(dest).publications[-1].state is State.REFUSED
 
-            done = publish(new, dest, reload=urls)
+            done = publish(new, dest, reload=urls, progress=told)
             assert done.servers == tuple(urls)
             assert [users.answered_by(url) for url in urls] == ["1", "1"]
 
@@ -191,11 +203,11 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
                     ServerError,
                     match=f"out of memory; the former version serves again at {urls[0]}",
                 ):
-                    rollback(dest, reload=urls)
+                    rollback(dest, reload=urls, progress=told)
             assert [users.answered_by(url) for url in urls] == ["1", "1"]
             assert holdings(dest).serving == done.publication.number
 
-            rollback(dest, reload=urls)
+            rollback(dest, reload=urls, progress=told)
             assert [users.answered_by(url) for url in urls] == ["0", "0"]
             assert holdings(dest).serving == 1
         assert set(users.counts) == {"0", "1"}, users.counts
@@ -214,26 +226,36 @@ def test_a_polling_server_follows_and_is_brought_back(
     with triton(dest, POLLING) as server:
         url = server.grpc
         with Users([url], old, new) as users:
-            publish(new, dest, reload=[url])
+            publish(new, dest, reload=[url], progress=told)
             assert users.answered_by(url) == "1"
-            rollback(dest, reload=[url])
+            rollback(dest, reload=[url], progress=told)
             assert users.answered_by(url) == "0"
             with pytest.raises(CheckFailed, match="the former version serves again"):
-                publish(wrong, dest, reload=[url])
+                publish(wrong, dest, reload=[url], progress=told)
             assert users.answered_by(url) == "0"
         assert set(users.counts) == {"0", "1"}, users.counts
         assert holdings(dest).serving == 1
 
 
-def test_a_server_that_cannot_follow_is_found_before_anything_is_sent(
+def test_a_server_that_does_not_follow_has_the_config_put_back(
     old: Path, new: Path, tmp_path: Path, tiny_server: ServerHandle
 ):
     dest = tmp_path / "dest"
     publish(old, dest)
+    before = (dest / IMAGE / "config.pbtxt").read_bytes()
+    with pytest.raises(ServerTimeout, match=r"does not serve version 2 .*serves again at"):
+        publish(new, dest, reload=[tiny_server.grpc], timeout_s=2)  # neither polls nor takes loads
+    assert (dest / IMAGE / "config.pbtxt").read_bytes() == before
+    assert holdings(dest).serving == 1
+
+
+def test_a_server_that_does_not_answer_is_found_before_anything_is_sent(
+    old: Path, new: Path, tmp_path: Path
+):
+    dest = tmp_path / "dest"
+    publish(old, dest)
     keys = sorted(dest.rglob("*"))
-    with pytest.raises(ServerError, match="cannot change its models while it runs"):
-        publish(new, dest, reload=[tiny_server.grpc])
-    with pytest.raises(ServerError, match="no server answers"):
+    with pytest.raises(ServerUnavailable, match="no server answers"):
         publish(new, dest, reload=["127.0.0.1:1"])
     with pytest.raises(ConfigError, match="no gRPC address"):
         publish(new, dest, reload=["http://127.0.0.1"])
@@ -266,8 +288,8 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_polling_server_follows_publications_on_s3(old: Path, new: Path, s3: str):
     publish(old, s3)
     with triton(s3, POLLING) as server, Users([server.grpc], old, new) as users:
-        publish(new, s3, reload=[server.grpc])
+        publish(new, s3, reload=[server.grpc], progress=told)
         assert users.answered_by(server.grpc) == "1"
-        rollback(s3, reload=[server.grpc])
+        rollback(s3, reload=[server.grpc], progress=told)
         assert users.answered_by(server.grpc) == "0"
     assert set(users.counts) == {"0", "1"}, users.counts

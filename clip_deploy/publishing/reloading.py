@@ -68,19 +68,16 @@ class LiveServer:
     def at(cls, client: TritonInferenceClient, timeout_s: float) -> LiveServer:
         """The server behind a client; its mode is what it answers to a load of a model that cannot be there.
 
+        One that neither takes loads nor polls says the same as one that polls: that shows when it does not follow.
+
         Raises:
-            ServerError: nobody answers, or its models stay as they are while it runs.
+            ServerError: nobody answers.
         """
         try:
             client.connection.load(_NO_MODEL, timeout_s=timeout_s)
         except ServerError as error:
-            if "if polling is enabled" in str(error):
-                return cls(client, Mode.POLLS, timeout_s)
             if "load / unload is not allowed" in str(error):
-                raise ServerError(
-                    f"{client.connection.url} cannot change its models while it runs",
-                    remedy="start it with --model-control-mode=explicit or poll, or restart it after publishing",
-                ) from error
+                return cls(client, Mode.POLLS, timeout_s)
             if isinstance(error, (ServerUnavailable, ServerTimeout)):
                 raise
         return cls(client, Mode.LOADS, timeout_s)
@@ -132,7 +129,8 @@ class LiveServer:
             if time.monotonic() > deadline:
                 raise ServerTimeout(
                     f"{self.url} does not serve version {version} of {name} after {self.timeout_s:g} s",
-                    remedy="see that it serves this destination; give it longer with --timeout",
+                    remedy="see that it serves this destination, and runs with --model-control-mode=explicit or poll; "
+                    "give it longer with --timeout",
                 )
             time.sleep(_POLL_S)
 
@@ -165,7 +163,7 @@ class Fleet:
         """Look at each server, before anything is changed.
 
         Raises:
-            ServerError: one does not answer, or cannot change its models.
+            ServerError: one does not answer.
             ConfigError: some poll and some take loads; a copy to try on the latter would be loaded by the former.
         """
         try:
