@@ -51,8 +51,9 @@ def main() -> int:
     best = min(seconds)
     print(
         f"nothing changed: {best:.2f} s (of {REPEATS}), {best / min(hashing):.2f} times SHA-256 "
-        f"of the {size / 1e6:,.0f} MB in {len(files)} files that it holds whole; the bar is {BAR_S:g} s: {'held' if best < BAR_S else 'MISSED'}"
+        f"of the {size / 1e6:,.0f} MB in {len(files)} files that it holds whole"
     )
+    print(f"the bar is {BAR_S:g} s: {'held' if best < BAR_S else 'MISSED'}")
     return 0 if best < BAR_S else 1
 
 
