@@ -8,9 +8,11 @@ PRETRAINED ?= random
 # Tiers that must be there when tests run; see CONTRIBUTING.md.
 REQUIRE ?=
 ARGS ?=
+# What make demo writes last, and make demo-search needs.
+SERVED := model_repository/clip_text_encoder/config.pbtxt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu check bless bench clean
+.PHONY: help setup demo demo-search test test-gpu check bless bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -28,7 +30,13 @@ demo: setup ## the main job, end to end: MODEL and PRETRAINED choose the model
 	$(BIN)/clip-deploy render-config build --backend python --repository model_repository
 	$(BIN)/clip-deploy smoke-test model_repository
 
-test: setup ## run the tests; REQUIRE=export,server fails instead of skipping those tiers
+demo-search: setup $(SERVED) ## the image search on what demo built, with photographs and its page; ARGS=--once ends it
+	$(BIN)/python examples/demo_search.py model_repository $(ARGS)
+
+$(SERVED):
+	$(MAKE) demo
+
+test: setup ## run the tests; REQUIRE=export,server,browser fails instead of skipping those tiers
 	$(BIN)/python -m pytest --require '$(REQUIRE)' $(ARGS)
 
 test-gpu: setup ## on a GPU machine: build plans and hold them against torch
@@ -49,6 +57,7 @@ bench: setup ## the ratios of benchmarks/
 	$(BIN)/python benchmarks/half.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/peers.py
+	$(BIN)/python benchmarks/gateway.py
 
 clean: ## remove what was built here, but not the environment
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache

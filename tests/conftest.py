@@ -21,13 +21,14 @@ SHARED = HERE.parent.parent / "shared"
 TIERS = {
     "export": "pip install 'clip-deploy[export]'",
     "server": "pip install 'clip-deploy[server]' && clip-deploy server install",
+    "browser": "apt-get install chromium, and pip install 'clip-deploy[dev]'",
     "gpu": "a machine with an NVIDIA GPU and pip install 'clip-deploy[gpu]'",
 }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--require", default="", help="tiers whose absence is a failure: export,server,gpu"
+        "--require", default="", help="tiers whose absence is a failure: export,server,browser,gpu"
     )
     parser.addoption(
         "--bless", action="store_true", help="rewrite tests/golden/ and the generated docs"
@@ -63,6 +64,9 @@ def _has(tier: str) -> bool:
     if tier == "export":
         names = ("torch", "open_clip", "onnx", "onnxscript", "onnxruntime")
         return all(importlib.util.find_spec(name) for name in names)
+    if tier == "browser":
+        names = ("playwright", "fastapi", "lancedb")
+        return bool(shutil.which("chromium") and all(map(importlib.util.find_spec, names)))
     if tier == "gpu":
         return bool(shutil.which("nvidia-smi") and importlib.util.find_spec("tensorrt"))
     from clip_deploy.errors import MissingDependency

@@ -21,10 +21,13 @@ LAYERS = (
     {"artifacts"},
     {"compare", "inputs"},
     {"export", "engines", "repository", "servers", "client", "lint"},
-    {"report", "doctor", "inspection", "indexes"},
+    {"report", "doctor", "inspection", "indexes", "operations"},
     {"smoke"},
     {"bench"},
     {"tune", "capacity"},
+    {"gateway"},
+    {"publishing"},
+    {"deploy"},
     {"cli"},
 )
 STANDARD_ONLY = {
@@ -55,19 +58,28 @@ HOMES = {
     "regex": {"export"},
     "typer": {"cli"},
     "rich": {"cli", "report"},
-    "jinja2": {"repository", "report"},
+    "jinja2": {"repository", "report", "operations"},
     "tritonclient": {"client"},
     "grpc": {"client"},
     "psutil": {"bench"},
     "matplotlib": {"report"},
     "google": {"repository", "lint", "triton_schema"},
     "optuna": {"tune"},
+    "fsspec": {"publishing"},
+    "tomli": {"deploy"},
     "PIL": {"inputs"},
     "ftfy": {"inputs"},
     "tokenizers": {"inputs", "export"},
     "lancedb": {"indexes"},
     "pyarrow": {"indexes"},
     "elasticsearch": {"indexes"},
+    "fastapi": {"gateway"},
+    "starlette": {"gateway"},
+    "pydantic": {"gateway"},
+    "pydantic_core": {"gateway"},
+    "uvicorn": {"gateway"},
+    "python_multipart": {"gateway"},
+    "prometheus_client": {"gateway"},
     "elastic_transport": {"indexes"},
 }
 
@@ -145,7 +157,10 @@ def test_libraries_stay_at_home(name: str, path: Path):
     ("module", "forbidden"),
     [
         ("clip_deploy", "typer rich numpy torch"),
-        ("clip_deploy.cli", "numpy torch open_clip onnx onnxruntime tritonclient PIL jinja2"),
+        (
+            "clip_deploy.cli",
+            "numpy torch open_clip onnx onnxruntime tritonclient PIL jinja2 fastapi",
+        ),
         (
             "clip_deploy.client",
             "torch torchvision open_clip onnx onnxruntime typer rich jinja2 fastapi",
@@ -164,6 +179,10 @@ def test_libraries_stay_at_home(name: str, path: Path):
         ("clip_deploy.smoke", "torch torchvision open_clip onnx onnxruntime"),
         ("clip_deploy.bench.benchmark", "torch open_clip onnx onnxruntime psutil matplotlib rich"),
         ("clip_deploy.indexes", "torch lancedb pyarrow elasticsearch tritonclient PIL typer rich"),
+        (
+            "clip_deploy.gateway",
+            "torch torchvision open_clip onnx onnxruntime typer rich jinja2 lancedb pyarrow",
+        ),
         ("clip_deploy.doctor", "torch open_clip onnx onnxruntime tensorrt numpy"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a user installs: the wheel has the templates and the photographs, and nothing that it should not have."""
+"""What a user installs: the wheel has the templates, the photographs and the page, and nothing that it should not have."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from tests.standin import StandIn
 
 ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "clip_deploy" / "gateway" / "page"
 pytest.importorskip("hatchling", reason="needs hatchling: pip install 'clip-deploy[dev]'")
 
 
@@ -36,9 +37,11 @@ def test_the_wheel_has_what_the_code_looks_for(wheel: Path):
     assert {
         "clip_deploy/templates/config.pbtxt.j2",
         "clip_deploy/templates/python/model.py",
+        "clip_deploy/templates/deploy/compose.yaml.j2",
         "clip_deploy/photographs/captions.json",
         "clip_deploy/photographs/cat.jpg",
         "clip_deploy/photographs/LICENSES.md",
+        *(f"clip_deploy/gateway/page/{path.name}" for path in PAGE.iterdir()),
     } <= names
     assert not [
         n for n in names if n.startswith(("tests/", "docs/", "benchmarks/")) or n.endswith(".onnx")
@@ -130,6 +133,7 @@ def test_the_base_install_has_no_heavy_dependency():
         "numpy",
         "pillow",
         "tokenizers",
+        "tomli",
         "ftfy",
     }
 

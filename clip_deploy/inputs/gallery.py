@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from clip_deploy.inputs.images import FORMATS
+from clip_deploy.inputs.opening import FORMATS
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
