@@ -18,7 +18,7 @@ HEAD_BYTES = 64
 SUFFIXES = frozenset(
     (
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-        *(".avif", ".jp2", ".ico", ".heic", ".heif"),
+        *(".avif", ".jp2", ".heic", ".heif"),
     )
 )
 _QUALITY = 85
