@@ -4,7 +4,8 @@
 
 The image tower of ViT-B-32 (350 MB) goes to a folder, in turn with ``cp`` and ``sha256sum`` of the same graph:
 publishing judges the repository, copies every file, reads each back, holds both digests against one another, and waits
-until the disk has it all. Bar: 1.5 times the two commands.
+until the disk has it all. Bar: 1.5 times the two commands, and 1.5 times ``cp`` and Python's own SHA-256, which is the
+faster one where the processor has instructions for it.
 
 Then 16 users ask without a pause while one model after the other is published, reloaded and rolled back, on a Triton
 that takes loads and on one that polls. Bars: no failed request, no wrong vector.
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from figures import Figure, figure, report
@@ -32,6 +34,7 @@ from clip_deploy.compare import Reference, agreement
 from clip_deploy.engines import BACKENDS
 from clip_deploy.errors import ClipDeployError
 from clip_deploy.export import export
+from clip_deploy.files import digest
 from clip_deploy.publishing import publish, rollback
 from clip_deploy.servers import LAUNCHERS, ServerOptions
 from clip_deploy.spec import TOLERANCES, EncoderSpec, Precision, ServingSpec, Tower
@@ -54,28 +57,42 @@ def repository(folder: Path, model: str, seed: int) -> Path:
     return models
 
 
-def copying(models: Path, folder: Path) -> Figure:
-    """Publishing to an empty folder ÷ cp and sha256sum, in turn."""
+def copying(models: Path, folder: Path) -> list[Figure]:
+    """Publishing to an empty folder ÷ cp and SHA-256, in turn."""
     graph = models / TOWER.model_name / "1" / "model.onnx"
-    ours, theirs = [], []
+    rounds = []
     for i in range(REPEATS + 1):
         copy, dest = folder / "copy.onnx", folder / f"dest{i}"
-        began = time.perf_counter()
-        subprocess.run(["cp", graph, copy], check=True)
-        subprocess.run(["sha256sum", graph], check=True, stdout=subprocess.DEVNULL)
-        theirs.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        publish(models, dest)
-        ours.append(time.perf_counter() - began)
+        commands = {
+            "publish": lambda dest=dest: publish(models, dest),
+            "cp": lambda copy=copy: subprocess.run(["cp", graph, copy], check=True),
+            "sha256sum": lambda: subprocess.run(
+                ["sha256sum", graph], check=True, stdout=subprocess.DEVNULL
+            ),
+            "hashlib": lambda: digest([graph]),
+        }
+        rounds.append({name: _seconds(command) for name, command in commands.items()})
         copy.unlink()
         shutil.rmtree(dest)
-    parts = {
-        "graph_mb": graph.stat().st_size / 1e6,
-        "publish_s": statistics.median(ours[1:]),
-        "cp_and_sha256sum_s": statistics.median(theirs[1:]),
-    }
-    ratios = [a / b for a, b in zip(ours[1:], theirs[1:])]
-    return figure("publish to a folder ÷ cp and sha256sum", ratios, 1.5, True, parts)
+    rounds = rounds[1:]  # the first one imports
+    parts = {"graph_mb": graph.stat().st_size / 1e6}
+    parts |= {f"{name}_s": statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    return [
+        figure(
+            f"publish to a folder ÷ cp and {hasher}",
+            [each["publish"] / (each["cp"] + each[hasher]) for each in rounds],
+            1.5,
+            True,
+            parts,
+        )
+        for hasher in ("sha256sum", "hashlib")
+    ]
+
+
+def _seconds(command: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    command()
+    return time.perf_counter() - began
 
 
 class Users:
@@ -156,7 +173,7 @@ def main() -> int:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         folder = Path(place)
-        figures = [copying(repository(folder / "copy", "ViT-B-32", 0), folder)]
+        figures = copying(repository(folder / "copy", "ViT-B-32", 0), folder)
         shutil.rmtree(folder / "copy")
         models = [repository(folder, arguments.model, seed) for seed in (1, 2)]
         for mode in MODES:

@@ -175,8 +175,9 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
 ):
     dest = tmp_path / "dest"
     publish(old, dest)
-    with triton(dest, EXPLICIT) as one, triton(dest, EXPLICIT) as two:
-        urls = [one.grpc, two.grpc]
+    with triton(dest, EXPLICIT) as server:
+        # One server by two addresses: to whoever publishes, they are two.
+        urls = [server.grpc, f"localhost:{server.ports.grpc}"]
         with Users(urls, old, new) as users:
             # Its answers are not what torch gave: seen beside the old one, and nobody else ever saw it.
             with pytest.raises(CheckFailed, match=r"answers equal torch's.*nothing was switched"):
@@ -193,7 +194,7 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
             serve = LiveServer.serve
 
             def refuse(self: LiveServer, name: str, version: int, text: bytes | None) -> None:
-                if self.url == two.grpc and version == 1:
+                if self.url == urls[1] and version == 1:
                     raise ServerError("out of memory", remedy="buy some")
                 serve(self, name, version, text)
 
@@ -218,9 +219,7 @@ def test_servers_in_explicit_mode_are_switched_and_brought_back(
     assert [p.name for p in dest.iterdir() if p.is_dir()] == [IMAGE]
 
 
-def test_a_polling_server_follows_and_is_brought_back(
-    old: Path, new: Path, wrong: Path, tmp_path: Path
-):
+def test_a_polling_server_follows_and_is_brought_back(old: Path, new: Path, tmp_path: Path):
     dest = tmp_path / "dest"
     publish(old, dest)
     with triton(dest, POLLING) as server:
@@ -229,9 +228,6 @@ def test_a_polling_server_follows_and_is_brought_back(
             publish(new, dest, reload=[url], progress=told)
             assert users.answered_by(url) == "1"
             rollback(dest, reload=[url], progress=told)
-            assert users.answered_by(url) == "0"
-            with pytest.raises(CheckFailed, match="the former version serves again"):
-                publish(wrong, dest, reload=[url], progress=told)
             assert users.answered_by(url) == "0"
         assert set(users.counts) == {"0", "1"}, users.counts
         assert holdings(dest).serving == 1
@@ -288,8 +284,11 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_a_polling_server_follows_publications_on_s3(old: Path, new: Path, s3: str):
     publish(old, s3)
     with triton(s3, POLLING) as server, Users([server.grpc], old, new) as users:
-        publish(new, s3, reload=[server.grpc], progress=told)
-        assert users.answered_by(server.grpc) == "1"
+        publish(new, s3)  # told nothing, it finds out by itself
+        deadline = time.monotonic() + 60
+        while users.answered_by(server.grpc) != "1":
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
         rollback(s3, reload=[server.grpc], progress=told)
         assert users.answered_by(server.grpc) == "0"
     assert set(users.counts) == {"0", "1"}, users.counts
