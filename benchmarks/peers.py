@@ -2,14 +2,15 @@
 
     python benchmarks/peers.py [--users 32] [--seconds 12] [--repeats 2] [--infinity PYTHON] [--json]
 
-- raw: the model in OpenVINO (bfloat16) and in ONNX Runtime, in a process of its own, at its best over batch sizes and
-  streams; served: the same through the embedded Triton, from requests written beforehand, every answer judged.
+- raw: the model in OpenVINO (bfloat16 where the CPU has it, else FP32) and in ONNX Runtime, in a process of its own, at
+  its best over batch sizes and streams; served: the same through the embedded Triton, from requests written beforehand,
+  every answer judged.
 - served from JPEG: a web process that decodes each picture, sends its pixels and waits; against what serves JPEGs, too:
   the old design (torch in the web process) and infinity-emb, where ``--infinity`` names a Python that has it.
 - one user: the median latency beyond that of the raw session and beyond the queue delay, in milliseconds.
-- GEMM: the time that torch's bfloat16 kernels take for the matrix products of one picture (patches, and per layer
-  attention in, attention out, and the two of the MLP, at 16 pictures a batch; attention scores are left out), as
-  pictures per second; raw is held against it.
+- GEMM: the time that torch's kernels of the same precision take for the matrix products of one picture (patches, and
+  per layer attention in, attention out, and the two of the MLP, at 16 pictures a batch; attention scores are left out),
+  as pictures per second; raw is held against it.
 
 Exit code 1 when a bar is missed. With ``--json`` the last line is one JSON object.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import socket
@@ -61,11 +63,11 @@ RAW = {"openvino": [(16, 2), (8, 2), (32, 1), (16, 1)], "onnxruntime": [(4, 1), 
 def raw(model: ExportedModel, engine: str, batch: int, streams: int, seconds: float) -> dict:
     """Images per second and the median time of one run, of the bare engine in a process of its own."""
     path = (
-        model.directory / "openvino/bf16/model.xml"
+        model.directory / "openvino" / precision() / "model.xml"
         if engine == "openvino"
         else model.graph_files[0]
     )
-    call = [str(path), str(model.directory / "reference.npz"), engine, batch, streams, seconds]
+    call = [path, model.directory / "reference.npz", engine, batch, streams, seconds, precision()]
     done = subprocess.run(
         [sys.executable, str(HERE / "raw_session.py"), *map(str, call)],
         check=True,
@@ -73,6 +75,15 @@ def raw(model: ExportedModel, engine: str, batch: int, streams: int, seconds: fl
         text=True,
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@functools.cache
+def precision() -> str:
+    """What OpenVINO computes in on this machine: bf16 where the CPU has it."""
+    import openvino
+
+    has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "bf16" if has_bf16 else "fp32"
 
 
 def repository(model: ExportedModel, engine: str, place: Path, delay_us: int = 5000) -> Path:
@@ -223,9 +234,9 @@ def infinity(python: str, folder: Path, users: int, seconds: float) -> float:
 
 
 def roof(seconds: float) -> float:
-    """Pictures per second by the matrix products alone, in torch's bfloat16 kernels; see the head of this file."""
+    """Pictures per second by the matrix products alone, in torch's kernels; see the head of this file."""
     done = subprocess.run(
-        [sys.executable, str(HERE / "raw_session.py"), "gemm", str(seconds)],
+        [sys.executable, str(HERE / "raw_session.py"), "gemm", str(seconds), precision()],
         check=True,
         capture_output=True,
         text=True,
@@ -332,7 +343,11 @@ def main() -> int:
     figures = judged(rounds, bool(options.infinity))
     code = report(figures, None)
     if options.json:
-        values = {"machine": machine(), "figures": [asdict(f) for f in figures]}
+        values = {
+            "machine": machine(),
+            "openvino": precision(),
+            "figures": [asdict(f) for f in figures],
+        }
         print(json.dumps(values | {"rounds": rounds.values}))
     return code
 

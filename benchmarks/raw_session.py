@@ -1,7 +1,7 @@
 """An engine with nothing around it, in a process of its own so that its threads are gone afterwards; for peers.py.
 
-python raw_session.py GRAPH REFERENCE openvino|onnxruntime BATCH STREAMS SECONDS
-python raw_session.py gemm SECONDS
+python raw_session.py GRAPH REFERENCE openvino|onnxruntime BATCH STREAMS SECONDS bf16|fp32
+python raw_session.py gemm SECONDS bf16|fp32
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ PRODUCTS = [
 
 
 def openvino(
-    graph: str, rows: np.ndarray, streams: int, seconds: float
+    graph: str, rows: np.ndarray, streams: int, seconds: float, precision: str
 ) -> tuple[int, float, list[float]]:
     import openvino as ov
 
     options = {
-        "INFERENCE_PRECISION_HINT": "bf16",
+        "INFERENCE_PRECISION_HINT": {"bf16": "bf16", "fp32": "f32"}[precision],
         "NUM_STREAMS": streams,
         "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)),
         "ENABLE_CPU_PINNING": False,
@@ -53,7 +53,7 @@ def openvino(
 
 
 def onnxruntime(
-    graph: str, rows: np.ndarray, streams: int, seconds: float
+    graph: str, rows: np.ndarray, streams: int, seconds: float, precision: str
 ) -> tuple[int, float, list[float]]:
     import onnxruntime as ort
 
@@ -68,13 +68,14 @@ def onnxruntime(
     return len(times), time.perf_counter() - start, times
 
 
-def gemm(seconds: float, batch: int = 16) -> float:
+def gemm(seconds: float, precision: str, batch: int = 16) -> float:
     import torch
 
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     total_s = 0.0
     for rows, inner, outer, times in PRODUCTS:
-        left = torch.randn(rows * batch, inner).bfloat16()
-        right = torch.randn(outer, inner).bfloat16()
+        left = torch.randn(rows * batch, inner, dtype=dtype)
+        right = torch.randn(outer, inner, dtype=dtype)
         for _ in range(3):
             torch.nn.functional.linear(left, right)
         taken, end = [], time.perf_counter() + seconds / len(PRODUCTS)
@@ -87,12 +88,12 @@ def gemm(seconds: float, batch: int = 16) -> float:
 
 
 if sys.argv[1] == "gemm":
-    print(gemm(float(sys.argv[2])))
+    print(gemm(float(sys.argv[2]), sys.argv[3]))
 else:
-    graph, reference, engine, batch, streams, seconds = sys.argv[1:]
+    graph, reference, engine, batch, streams, seconds, precision = sys.argv[1:]
     inputs = np.load(reference)["pixel_values"]
     rows = np.resize(inputs, (int(batch), *inputs.shape[1:]))
-    runs, taken_s, times = globals()[engine](graph, rows, int(streams), float(seconds))
+    runs, taken_s, times = globals()[engine](graph, rows, int(streams), float(seconds), precision)
     print(
         json.dumps({"rate": runs * len(rows) / taken_s, "p50_ms": statistics.median(times) * 1000})
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import lzma
 import math
 from dataclasses import asdict, dataclass
@@ -242,6 +243,7 @@ class _Parameters:
         )
 
 
+@functools.lru_cache(maxsize=2)  # a second of work, asked for again by every rendering
 def pack(data: str) -> str:
     """A tokenizer's JSON as the value of a parameter: compressed, in ASCII (CLIP's 1.7 MB become 0.6)."""
     return base64.b64encode(lzma.compress(data.encode(), preset=9)).decode()

@@ -14,7 +14,9 @@ The tree::
     │   ├── ServerTimeout    6   no answer before the deadline
     │   └── ModelChanged     6   the server now serves other weights than it did
     ├── CheckFailed          7   lint, smoke test or benchmark bar: it answered, wrongly
-    └── IndexDamaged         8   an index of pictures whose files cannot be read
+    ├── IndexDamaged         8   an index of pictures whose files cannot be read
+    └── PublishError         9   the destination cannot be written to, or does not hold what was recorded there
+        └── DestinationBusy  9   somebody else is at work there
 
 Anything else that escapes is a bug and keeps its traceback (exit code 1).
 """
@@ -98,6 +100,16 @@ class IndexDamaged(ClipDeployError):
     """An index of pictures whose files cannot be read, or are not all there."""
 
     exit_code = 8
+
+
+class PublishError(ClipDeployError):
+    """The destination cannot be written to, or does not hold what was recorded there; what served before serves on."""
+
+    exit_code = 9
+
+
+class DestinationBusy(PublishError):
+    """Somebody else is at work at the destination, or was, and left the lock."""
 
 
 @contextmanager

@@ -48,15 +48,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    required = config.getoption("--require").split(",")
+    missing = {tier: how for tier, how in TIERS.items() if not _has(tier)}
+    # Asked before any item: a module whose imports are missing has none.
+    for tier in missing.keys() & set(config.getoption("--require").split(",")):
+        pytest.exit(
+            f"--require {tier}: it is not available here. To get it: {missing[tier]}", returncode=1
+        )
     for item in items:
-        for tier, how in TIERS.items():
-            if item.get_closest_marker(tier) and not _has(tier):
-                if tier in required:
-                    pytest.exit(
-                        f"--require {tier}: it is not available here. To get it: {how}",
-                        returncode=1,
-                    )
+        for tier, how in missing.items():
+            if item.get_closest_marker(tier):
                 item.add_marker(pytest.mark.skip(reason=f"needs the {tier} tier: {how}"))
 
 

@@ -46,9 +46,15 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
             "tune",
             "capacity",
             "gateway",
+            "render-deploy",
             "doctor",
+            "init",
+            "deploy",
         ),
-        *("server", "server install", "index", "index add", "index stats", "index search"),
+        *("server", "server install", "publish"),
+        *("index", "index add", "index stats", "index search"),
+        *("published", "published list", "published rollback", "published prune"),
+        *("published verify", "published unlock"),
     ],
 )
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str):

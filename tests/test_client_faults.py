@@ -60,27 +60,30 @@ class _Cable:
                 return
             self._pairs.append((near, far))
             self.connected += 1
-            for ends in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=ends, daemon=True).start()
+            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+        back.start()
+        self._pump(near, far)
+        back.join()
+        near.close()  # not before both have ended: the number of a closed socket is given to the next one
+        far.close()
 
     @staticmethod
     def _pump(source: socket.socket, sink: socket.socket) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(65536):
                 sink.sendall(data)
-        except OSError:
-            pass
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        for pair in self._pairs:
-            for end in pair:
-                with suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-                end.close()
-        self._pairs.clear()
+        pairs, self._pairs = self._pairs, []  # what is connected from now on stays
+        for end in (end for pair in pairs for end in pair):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._listener.close()
@@ -427,7 +430,7 @@ def test_a_failure_of_one_piece_ends_the_call(server: StandIn):
         nonlocal count
         if method == "ModelInfer":
             count += 1
-            if count == 2:
+            if count >= 2:
                 raise Refusal(grpc.StatusCode.INTERNAL, "out of memory")
             time.sleep(0.05)
 

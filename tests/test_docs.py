@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 
@@ -17,9 +18,21 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "model_repository" / "README.md"]
 )
 COMMANDS = (
-    *("", "export", "build-trt", "render-config", "lint", "serve", "server install"),
-    *("smoke-test", "bench", "tune", "capacity", "gateway", "inspect", "doctor"),
-    *("index", "index add", "index stats", "index search"),
+    *(
+        "",
+        "init",
+        "deploy",
+        "export",
+        "build-trt",
+        "render-config",
+        "lint",
+        "serve",
+        "server install",
+    ),
+    *("smoke-test", "publish", "published list", "published rollback", "published prune"),
+    *("published verify", "published unlock", "bench", "tune", "capacity"),
+    *("index", "index add", "index stats", "index search", "gateway", "render-deploy"),
+    *("inspect", "doctor"),
 )
 
 
@@ -81,6 +94,48 @@ def test_the_linters_page_is_what_the_rules_say(bless: bool):
     assert page.read_text("utf-8") == written(), "run make bless"
 
 
+def test_the_catalogue_of_errors_is_what_the_sources_raise(bless: bool):
+    from tests.error_catalogue import page as written
+
+    page = ROOT / "docs" / "errors.md"
+    if bless:
+        page.write_text(written(), "utf-8")
+    assert page.read_text("utf-8") == written(), "run make bless"
+
+
+def test_the_page_on_operations_has_the_alerts_and_thresholds_of_the_tables(bless: bool):
+    from tests.operations_page import filled
+
+    page = ROOT / "docs" / "operations.md"
+    written = filled(page.read_text("utf-8"))
+    if bless:
+        page.write_text(written, "utf-8")
+    assert page.read_text("utf-8") == written, "run make bless"
+
+
+def test_the_keys_on_the_page_of_deployments_are_those_of_the_table(bless: bool):
+    from clip_deploy.deploy.schema import table
+
+    page = ROOT / "docs" / "deploy.md"
+    text = page.read_text("utf-8")
+    before, _, rest = text.partition("<!-- keys -->\n")
+    shown, _, after = rest.partition("<!-- end of keys -->")
+    if bless:
+        page.write_text(f"{before}<!-- keys -->\n{table()}<!-- end of keys -->{after}", "utf-8")
+        return
+    assert shown == table(), "run make bless"
+
+
+def test_the_schema_for_editors_is_that_of_the_table(bless: bool):
+    from clip_deploy.deploy.schema import SCHEMA_FILE, schema
+
+    page = ROOT / "docs" / SCHEMA_FILE
+    text = json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+    if bless:
+        page.write_text(text, "utf-8")
+    assert page.read_text("utf-8") == text, "run make bless"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_pages_resolve(page: Path):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text("utf-8")):
@@ -94,7 +149,8 @@ def test_commands_on_a_page_exist_with_their_options(page: Path):
     ):
         for line in block.replace("\\\n", " ").splitlines():
             found = re.match(
-                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:(?:server|index) )?[a-z-]+)(.*)", line
+                r"\s*\$?\s*(?:\.venv/bin/)?clip-deploy ((?:(?:server|index|published) )?[a-z-]+)(.*)",
+                line,
             )
             if found and page.name != "cli.md":
                 command, rest = found.groups()

@@ -25,6 +25,8 @@ def test_every_failure_requires_a_remedy():
         ("ModelChanged", 6),
         ("CheckFailed", 7),
         ("IndexDamaged", 8),
+        ("PublishError", 9),
+        ("DestinationBusy", 9),
     ],
 )
 def test_exit_codes_are_those_of_the_plan(name: str, code: int):

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from clip_deploy.errors import ServerTimeout
 from clip_deploy.gateway import GatewaySettings
 from clip_deploy.gateway.bodies import uploaded
 from clip_deploy.gateway.pressure import Gate, within
@@ -109,6 +110,59 @@ def test_a_turn_that_does_not_come_in_time_is_refused():
     assert second.status_code == 503
     assert second.json()["type"].endswith("waited")
     assert int(second.headers["retry-after"]) >= 1
+
+
+def test_a_late_triton_gets_fewer_at_once_and_more_again_when_it_answers():
+    gate = Gate(GatewaySettings("127.0.0.1:1", max_in_flight=100))
+    for _ in range(50):
+        gate.late()  # all of one moment
+    assert gate.room == 70
+    for _ in range(70):
+        gate.in_time()
+    assert gate.room in (70, 71)
+    for _ in range(10_000):
+        gate.in_time()
+    assert gate.room == 100
+
+
+def test_a_gate_that_was_narrowed_lets_no_more_in_than_it_has_room_for():
+    async def crowd():
+        gate = Gate(
+            GatewaySettings(
+                "127.0.0.1:1", max_in_flight=8, max_waiting=8, max_wait_s=5, timeout_s=0.01
+            )
+        )
+        most, left = [], asyncio.Event()
+
+        async def one():
+            async with gate.turn():
+                most.append(gate.in_flight)
+                await left.wait()
+
+        first = [asyncio.ensure_future(one()) for _ in range(8)]
+        await asyncio.sleep(0)
+        gate.late()
+        waiting = [asyncio.ensure_future(one()) for _ in range(8)]
+        await asyncio.sleep(0)
+        most.clear()
+        left.set()
+        await asyncio.gather(*first, *waiting)
+        return most, gate.in_flight
+
+    most, rest = asyncio.run(crowd())
+    assert len(most) == 8
+    assert max(most) <= 5
+    assert rest == 0
+
+
+def test_deadlines_of_triton_narrow_the_gate_of_a_gateway():
+    client = FakeClient()
+    with gateway(client, max_in_flight=10) as g:
+        g.run(g.http.get("/readyz"))
+        client.failure = ServerTimeout("late", remedy="wait")
+        assert g.run(g.http.post(EMBED, content=BODY)).status_code == 504
+        metrics = g.run(g.http.get("/metrics")).text
+    assert "clip_gateway_room 7.0" in metrics
 
 
 def test_others_are_served_while_the_gate_is_full():
@@ -317,6 +371,7 @@ def test_connections_that_never_come_to_a_request_are_closed():
     """Nothing sent; a head that trickles in; and the rest of a body that was refused long ago."""
     code = """
 import sys
+from clip_deploy.errors import ServerTimeout
 from clip_deploy.gateway import GatewaySettings
 from clip_deploy.gateway.running import run
 settings = GatewaySettings("127.0.0.1:9", port=0, head_timeout_s=0.5, max_upload_bytes=1024)

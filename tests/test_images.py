@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from clip_deploy.errors import ConfigError, InputError
+from clip_deploy.inputs import opening
 from clip_deploy.inputs.images import (
     DECODES,
     FAST_MARGIN,
@@ -25,6 +26,7 @@ from clip_deploy.inputs.images import (
     to_pixels,
 )
 from clip_deploy.inputs.photographs import photographs
+from clip_deploy.inputs.texts import MAX_CHARACTERS
 from clip_deploy.resources import photographs_dir
 from clip_deploy.spec import Preprocess
 from tests.factories import CLIP_PREPROCESS
@@ -93,6 +95,61 @@ def test_awkward_pictures_look_as_a_person_expects(case: dict, prefix: str):
         expect["why"],
         distances,
     )
+
+
+PAGE = (CASES.parents[2] / "docs" / "images.md").read_text("utf-8")
+
+
+def _table() -> dict[str, str]:
+    """Picture → what the page says of it: yes (as open_clip), no (otherwise), refused."""
+    rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("| ")]
+    return {
+        name.strip("`"): cells[4].strip()
+        for cells in rows
+        if len(cells) == 7 and "`" in cells[5]
+        for name in cells[5].split()
+    }
+
+
+def test_the_page_on_pictures_speaks_of_every_case():
+    assert set(_table()) == {Path(case["file"]).name for case in TRUTH["files"]}
+
+
+@pytest.mark.parametrize("prefix", ["", "squash_"])
+@pytest.mark.parametrize("case", TRUTH["files"], ids=lambda case: Path(case["file"]).name)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_the_page_on_pictures_says_what_happens(case: dict, prefix: str):
+    said = _table()[Path(case["file"]).name]
+    preprocess = SQUASH if prefix else CLIP_PREPROCESS
+    if said == "refused":
+        with pytest.raises(InputError):
+            to_pixels([CASES / case["file"]], preprocess)
+        return
+    plain = (case["variants"].get(f"{prefix}plain") or {}).get("pixels")
+    if plain is None:
+        pytest.skip("a square picture: squashing it was not measured")
+    pixels = to_pixels([CASES / case["file"]], preprocess)[0]
+    most = _distance(_steps(pixels, preprocess), plain)["max"]
+    assert (most < 0.01) == (said == "yes"), most
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("64 MiB", ImageLimits().max_bytes / 2**20),
+        ("89,478,485", ImageLimits().max_pixels),
+        ("| 100 |", ImageLimits().max_aspect_ratio),
+        ("10,000, and one per 256", opening._READS),
+        ("per 256 bytes", opening._BYTES_PER_READ),
+        ("| 200 |", opening._MOST_SCANS),
+        ("8 MiB", opening._MOST_SLOW_BYTES / 2**20),
+        ("4,096 characters", MAX_CHARACTERS),
+        ("by more than 12", FAST_TOLERANCE),
+    ],
+)
+def test_the_page_on_pictures_names_the_limits(said: str, value: float):
+    assert said in " ".join(PAGE.split())
+    assert f"{value:,.0f}" in said
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,7 @@ def test_a_large_index_is_searched_by_cells_and_small_ones_exactly(
     """With the line between them drawn at 1,000: the nearest of clustered vectors are found, the newest included."""
     monkeypatch.setattr("clip_deploy.indexes.lance.IVF_FROM", 1000)
     monkeypatch.setattr("clip_deploy.indexes.lance.IVF_CELL", 64)
+    monkeypatch.setattr("clip_deploy.indexes.lance.LEAST_PROBED", 1)
     random_numbers = np.random.default_rng(3)
     centres = random_numbers.standard_normal((40, DIM))
     made = centres[random_numbers.integers(0, 40, 3000)] + 0.3 * random_numbers.standard_normal(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,8 +20,11 @@ pytest.importorskip("fastapi", reason="needs the gateway extra")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect, sync_playwright
 
+from clip_deploy.cli import main
 from clip_deploy.errors import ServerBusy
-from tests.gallery import CAPTIONS, PHOTOGRAPHS, Gallery, gallery_gateway
+from clip_deploy.gateway import GatewaySettings
+from clip_deploy.gateway.app import create_app
+from tests.gallery import CAPTIONS, PHOTOGRAPHS, Gallery, gallery_gateway, listening
 from tests.gateway_parts import FakeClient
 
 pytestmark = pytest.mark.browser
@@ -71,7 +74,14 @@ def client(shop):
 
 
 @pytest.fixture
-def visit(chromium, shop):
+def started():
+    """Starts another gateway, as a function; it ends after the browser's tabs, which may still load pictures."""
+    with ExitStack() as stack:
+        yield lambda *args, **settings: stack.enter_context(gallery_gateway(*args, **settings))
+
+
+@pytest.fixture
+def visit(chromium, shop, started):
     """Opens a page, by default the shop's, as a function of its path and of what kind of browser it is."""
     contexts, wrong = [], []
 
@@ -352,21 +362,21 @@ def test_a_busy_server_is_waited_for_and_then_asked_again(visit, client):
     expect(page.locator("#problem")).to_be_hidden()
 
 
-def test_a_picture_that_is_too_large_can_be_sent_smaller(visit, tmp_path):
+def test_a_picture_that_is_too_large_can_be_sent_smaller(visit, started, tmp_path):
     # Large as files, and small as pictures of 1024 pixels: plain, and with bytes behind the end.
     Image.new("RGB", (2400, 1600), "teal").save(tmp_path / "large.jpg")
     head = (tmp_path / "large.jpg").read_bytes()
     (tmp_path / "large.jpg").write_bytes(head + bytes(400_000))
     (tmp_path / "huge.jpg").write_bytes(head + bytes(30_000_000))
-    with gallery_gateway(index=Gallery(), max_upload_bytes=200_000) as url:
-        page = visit(url=url)
-        for name in ("huge.jpg", "large.jpg"):
-            _choose(page, tmp_path / name)
-            alert = page.get_by_role("alert")
-            expect(alert).to_contain_text("The body is too large.")
-            expect(alert).to_contain_text("Send a smaller picture")
-            page.get_by_role("button", name="Send a smaller copy").click()
-            expect(page.locator("#summary")).to_have_text(f"Pictures like {name}")
+    url = started(index=Gallery(), max_upload_bytes=200_000)
+    page = visit(url=url)
+    for name in ("huge.jpg", "large.jpg"):
+        _choose(page, tmp_path / name)
+        alert = page.get_by_role("alert")
+        expect(alert).to_contain_text("The body is too large.")
+        expect(alert).to_contain_text("Send a smaller picture")
+        page.get_by_role("button", name="Send a smaller copy").click()
+        expect(page.locator("#summary")).to_have_text(f"Pictures like {name}")
 
 
 def test_what_is_not_a_picture_is_explained(visit):
@@ -381,41 +391,41 @@ def test_what_is_not_a_picture_is_explained(visit):
     expect(alert).to_be_hidden()
 
 
-def test_a_token_is_asked_for_kept_for_the_tab_and_forgotten(visit):
-    with gallery_gateway(index=Gallery(), tokens=(TOKEN,)) as url:
-        page = visit("?q=rocket", url=url)
-        expect(page.get_by_label("Access token", exact=True)).to_be_focused()
-        page.keyboard.type("a-token-of-nobody-0123")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("The token was not accepted.")
-        page.get_by_label("Access token", exact=True).fill(TOKEN)
-        page.keyboard.press("Enter")
-        expect(page.locator("#summary")).to_have_text("“rocket”")
-        image = _cards(page).filter(has_text="rocket.jpg").locator("img")
-        expect(image).to_have_attribute("src", re.compile("^blob:"))
-        assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 640
-        page.reload()
-        expect(page.locator("#summary")).to_have_text("“rocket”")
-        page.get_by_role("button", name="Forget").click()
-        expect(page.get_by_label("Access token", exact=True)).to_be_visible()
+def test_a_token_is_asked_for_kept_for_the_tab_and_forgotten(visit, started):
+    url = started(index=Gallery(), tokens=(TOKEN,))
+    page = visit("?q=rocket", url=url)
+    expect(page.get_by_label("Access token", exact=True)).to_be_focused()
+    page.keyboard.type("a-token-of-nobody-0123")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The token was not accepted.")
+    page.get_by_label("Access token", exact=True).fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#summary")).to_have_text("“rocket”")
+    image = _cards(page).filter(has_text="rocket.jpg").locator("img")
+    expect(image).to_have_attribute("src", re.compile("^blob:"))
+    assert image.evaluate("image => image.decode().then(() => image.naturalWidth)") == 640
+    page.reload()
+    expect(page.locator("#summary")).to_have_text("“rocket”")
+    page.get_by_role("button", name="Forget").click()
+    expect(page.get_by_label("Access token", exact=True)).to_be_visible()
 
 
-def test_without_an_index_the_page_says_how_to_make_one(visit):
-    with gallery_gateway() as url:
-        page = visit("?q=rocket", url=url)
-        expect(page.locator("#notices")).to_contain_text("There is no index")
-        expect(page.locator("#notices")).to_contain_text("clip-deploy index add PICTURES")
-        expect(page.locator("#form")).to_have_attribute("inert", "")
+def test_without_an_index_the_page_says_how_to_make_one(visit, started):
+    url = started()
+    page = visit("?q=rocket", url=url)
+    expect(page.locator("#notices")).to_contain_text("There is no index")
+    expect(page.locator("#notices")).to_contain_text("clip-deploy index add PICTURES")
+    expect(page.locator("#form")).to_have_attribute("inert", "")
 
 
-def test_random_weights_are_said_to_mean_nothing_and_trained_ones_are_not(visit, client):
+def test_random_weights_are_said_to_mean_nothing_and_trained_ones_are_not(visit, started, client):
     expect(visit("?q=cat").locator("#notices")).to_contain_text("its weights are random")
     trained = FakeClient()
     trained.serves.trained = True
-    with gallery_gateway(trained, Gallery()) as url:
-        page = visit("?q=cat", url=url)
-        expect(_cards(page)).not_to_have_count(0)
-        expect(page.locator("#notices")).to_be_hidden()
+    url = started(trained, Gallery())
+    page = visit("?q=cat", url=url)
+    expect(_cards(page)).not_to_have_count(0)
+    expect(page.locator("#notices")).to_be_hidden()
 
 
 def test_a_gateway_that_is_gone_and_a_proxys_own_page_are_explained(visit):
@@ -439,7 +449,7 @@ def test_a_gateway_that_is_gone_and_a_proxys_own_page_are_explained(visit):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_axe_finds_nothing_in_any_state(visit, client, scheme):
+def test_axe_finds_nothing_in_any_state(visit, started, client, scheme):
     axe = Axe()
 
     def judged(page: Page) -> list[str]:
@@ -460,14 +470,14 @@ def test_axe_finds_nothing_in_any_state(visit, client, scheme):
     expect(page.locator("#again")).to_be_visible()
     assert judged(page) == []
     client.failure = None
-    with gallery_gateway(tokens=(TOKEN,)) as url:
-        page = visit(url=url, color_scheme=scheme, **PHONE)
-        expect(page.get_by_label("Access token", exact=True)).to_be_visible()
-        assert judged(page) == []
-        page.get_by_label("Access token", exact=True).fill(TOKEN)
-        page.keyboard.press("Enter")
-        expect(page.locator("#notices")).to_contain_text("There is no index")
-        assert judged(page) == []
+    url = started(tokens=(TOKEN,))
+    page = visit(url=url, color_scheme=scheme, **PHONE)
+    expect(page.get_by_label("Access token", exact=True)).to_be_visible()
+    assert judged(page) == []
+    page.get_by_label("Access token", exact=True).fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(page.locator("#notices")).to_contain_text("There is no index")
+    assert judged(page) == []
 
 
 def test_the_dark_scheme_is_dark_and_the_light_one_light(visit):
@@ -537,21 +547,9 @@ def test_pages_speak_of_what_happened_to_those_who_do_not_see(visit):
 # --- All of it ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _served(place: Path, triton: str):
-    from clip_deploy.gateway import GatewaySettings
-    from clip_deploy.gateway.app import create_app
-    from tests.gallery import listening
-
-    with listening(create_app(GatewaySettings(triton, index=str(place)))) as url:
-        yield url
-
-
 @pytest.mark.server
 @pytest.mark.export
 def test_a_real_model_a_real_index_and_a_real_browser(visit, tiny_server, tmp_path):
-    from clip_deploy.cli import main
-
     place = tmp_path / "photos.index"
     command = [
         "index",
@@ -564,12 +562,13 @@ def test_a_real_model_a_real_index_and_a_real_browser(visit, tiny_server, tmp_pa
     ]
     with ThreadPoolExecutor() as threads:  # this one runs Playwright's event loop
         assert threads.submit(main, command).result(120) == 0
-    with _served(place, tiny_server.grpc) as url:
+    app = create_app(GatewaySettings(tiny_server.grpc, index=str(place)))
+    with listening(app) as url:
         page = visit("?q=espresso&mode=text", url=url)
         expect(_cards(page).locator(".caption")).to_have_text([CAPTIONS["coffee.jpg"]])
         _choose(page, PHOTOGRAPHS / "cat.jpg")
         expect(_cards(page)).to_have_count(len(CAPTIONS))
-        expect(_cards(page).first).to_contain_text("cosine 1.000")
+        expect(_cards(page).first).to_contain_text("score 1.00 picture #1")
         expect(_cards(page).first.locator(".caption")).to_have_text(CAPTIONS["cat.jpg"])
         image = _cards(page).first.locator("img")
         assert (
@@ -579,3 +578,4 @@ def test_a_real_model_a_real_index_and_a_real_browser(visit, tiny_server, tmp_pa
         _cards(page).nth(1).click()
         expect(page.locator("#summary")).to_contain_text("Pictures like")
         expect(page.locator("#notices")).to_contain_text("its weights are random")
+        page.context.close()  # before the gateway

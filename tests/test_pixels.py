@@ -12,7 +12,7 @@ from clip_deploy.cli import main
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.compare import Reference, cosine
 from clip_deploy.engines import BACKENDS
-from clip_deploy.errors import ConfigError, ServerError
+from clip_deploy.errors import ConfigError, InputError, ServerError
 from clip_deploy.inputs.photographs import photographs
 from clip_deploy.repository import assemble, read
 from clip_deploy.servers import LAUNCHERS, ServerOptions
@@ -91,8 +91,12 @@ def test_a_server_that_reads_raw_pixels_is_asked_with_raw_pixels(
     ):
         assert cosine(client.embed_images(pictures), reference.outputs).min() > 0.999
         normalised = np.zeros((1, 3, *CLIP_PREPROCESS.size), np.float32)
-        with pytest.raises(ServerError, match="data-type is 'FP32'"):
+        with pytest.raises(InputError, match="reads UINT8"):
             client.embed(Tower.IMAGE, normalised)
+        with pytest.raises(ServerError, match="data-type is 'FP32'"):
+            client.connection.infer(
+                "clip_image_encoder", {"pixel_values": normalised}, "image_embeds"
+            )
     assert main(["smoke-test", str(tmp_path / "models"), "--concurrency", "16"]) == 0
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 
 from clip_deploy.report import Check, Report, Status
 from clip_deploy.report.junit import junit
+from clip_deploy.report.markdown import markdown
 from clip_deploy.report.table import table
 
 REPORT = Report(
@@ -90,3 +92,33 @@ def test_a_report_is_good_when_something_passed_and_nothing_failed(
     statuses: list[Status], ok: bool
 ):
     assert Report("t", {}, tuple(Check("c", status, "") for status in statuses)).ok is ok
+
+
+def test_several_reports_become_suites_of_one_file():
+    suites = ElementTree.fromstring(junit(REPORT, REPORT)).findall("testsuite")
+    assert [suite.get("failures") for suite in suites] == ["1", "1"]
+
+
+def test_a_report_comes_back_from_its_json():
+    assert Report.from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
+
+
+def test_markdown_says_what_failed_and_what_was_skipped():
+    text = markdown([REPORT])
+    assert text.startswith("## ❌ smoke test: 1 passed, 1 failed, 1 skipped\n")
+    assert (
+        "| ➖ | m: photographs find their captions |  | skipped: random weights find nothing |"
+        in text
+    )
+    assert "- **batches form**: raise the delay" in text
+
+
+def test_markdown_shows_hostile_text_as_it_is():
+    name = "<img src=x onerror=alert(1)> | a\n| b `c` [d](e) **f**"
+    report = Report(name, {name: name}, (Check(name, Status.FAILED, name * 20, name, name),))
+    for text in (markdown([report]), markdown([report], folded=[name])):
+        assert not re.search(r"(?<!\\)<img", text)
+        rows = [line for line in text.splitlines() if line.startswith("| ❌")]
+        assert len(rows) == 1
+        assert len(re.findall(r"(?<!\\)\|", rows[0])) == 5
+        assert "…" in rows[0]

@@ -51,7 +51,7 @@ def test_what_is_no_text_is_refused(text):
 
 def test_a_text_at_the_limit_is_read_and_one_beyond_is_refused():
     assert _tokenizer()(["c" * MAX_CHARACTERS]).shape == (1, 8)
-    with pytest.raises(InputError, match="8,193 characters"):
+    with pytest.raises(InputError, match="4,097 characters"):
         _tokenizer()(["c" * (MAX_CHARACTERS + 1)])
 
 
@@ -59,6 +59,7 @@ def test_a_text_at_the_limit_is_read_and_one_beyond_is_refused():
     "hostile",
     [
         "&amp;" * (MAX_CHARACTERS // 5),
+        "&" + "amp;" * (MAX_CHARACTERS // 4 - 1),
         "x" * MAX_CHARACTERS,
         "Ã" * MAX_CHARACTERS,
         "&" * MAX_CHARACTERS,
@@ -68,7 +69,7 @@ def test_a_text_at_the_limit_is_read_and_one_beyond_is_refused():
 def test_hostile_texts_within_the_limit_are_cheap(hostile: str):
     start = time.process_time()
     _tokenizer()([hostile])
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 0.3
 
 
 def test_an_unknown_way_of_cleaning_is_refused():

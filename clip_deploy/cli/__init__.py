@@ -9,13 +9,16 @@ import typer
 from clip_deploy import __version__
 from clip_deploy.cli.bench import bench
 from clip_deploy.cli.capacity import capacity
+from clip_deploy.cli.deploy import deploy, init
 from clip_deploy.cli.doctor import doctor
 from clip_deploy.cli.engines import build_trt, inspect
 from clip_deploy.cli.export import export
 from clip_deploy.cli.gateway import gateway
 from clip_deploy.cli.index import index
 from clip_deploy.cli.lint import lint
+from clip_deploy.cli.operations import render_deploy
 from clip_deploy.cli.output import complain
+from clip_deploy.cli.publish import publish, published
 from clip_deploy.cli.render import render_config
 from clip_deploy.cli.server import serve, server
 from clip_deploy.cli.smoke import smoke_test
@@ -27,8 +30,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="An OpenCLIP model becomes a verified deployment on NVIDIA Triton Inference Server.",
-    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → bench → tune → capacity → gateway. Exit codes: 2 asked wrongly, 3 something is missing, "
-    "4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index.",
+    epilog="export → (build-trt) → render-config → lint → serve → smoke-test → publish; init and deploy do all of it. Then bench → tune → capacity, index → gateway, "
+    "render-deploy. Exit codes: 2 asked wrongly, 3 something is missing, 4 export, 5 engine, 6 server, 7 a check failed, 8 a damaged index, 9 publishing.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -54,10 +57,11 @@ def _app(
 
 
 for command in (
-    *(export, build_trt, render_config, lint, serve, smoke_test),
-    *(bench, tune, capacity, gateway, inspect, doctor),
+    *(init, deploy, export, build_trt, render_config, lint, serve, smoke_test, publish),
+    *(bench, tune, capacity, gateway, render_deploy, inspect, doctor),
 ):
     app.command()(command)
+app.add_typer(published, name="published")
 app.add_typer(server, name="server")
 app.add_typer(index, name="index")
 

@@ -60,7 +60,7 @@ def gateway(
     ] = "exact",
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="The deadline of each call to Triton.", min=0.1)
-    ] = 10.0,
+    ] = 30.0,
     max_in_flight: Annotated[
         int, typer.Option(help="Requests that are read and worked on at once.", min=1)
     ] = 128,

@@ -97,14 +97,9 @@ def lint(
 
 def server_target(launcher: str, release_name: str) -> Target:
     """What a launcher's server has."""
-    from clip_deploy.lint import target
-    from clip_deploy.servers import LAUNCHERS
-    from clip_deploy.servers.install import TRITON_RELEASE
+    from clip_deploy.deploy.checking import server_target as told
 
-    if launcher == "embedded":
-        has = LAUNCHERS[launcher].backends
-        return target("auto", TRITON_RELEASE, backends=has, agents=frozenset())
-    return target("auto", release_name)
+    return told(launcher, release_name)
 
 
 def require_clean(repository: Path, target: Target, models: Sequence[str] = ()) -> LintReport:

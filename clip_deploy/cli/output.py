@@ -95,6 +95,12 @@ class Steps:
             self._status = self._console.status(escaped(step))
             self._status.start()
 
+    def moved(self, done: int, total: int) -> None:
+        """How far the step is, in bytes; a terminal shows it, a log does not."""
+        if self._status is not None and total:
+            share = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {done / total:.0%}"
+            self._status.update(escaped(f"{self._step}: {share}"))
+
     def __exit__(
         self,
         kind: type[BaseException] | None,

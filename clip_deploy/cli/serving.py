@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from clip_deploy.cli.lint import require_clean, server_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -54,24 +54,13 @@ def servable(
     return found, require_clean(path, server_target(launcher, release))
 
 
-@contextlib.contextmanager
 def served(
     launcher: str, repository: ModelRepository, options: ServerOptions, progress: Progress
-) -> Iterator[ServerHandle]:
+) -> AbstractContextManager[ServerHandle]:
     """A ready server; where it ends under what is done with it, its log says why."""
-    from clip_deploy.errors import ServerError
     from clip_deploy.servers import LAUNCHERS
 
-    with LAUNCHERS[launcher].start(repository, options, progress) as handle:
-        try:
-            yield handle
-        except ServerError as error:
-            if handle.process.poll() is None:
-                raise
-            why = handle.failure()
-            if str(why) in str(error):
-                raise
-            raise ServerError(f"{error}; {why}", remedy=why.remedy) from error
+    return LAUNCHERS[launcher].serving(repository, options, progress)
 
 
 def encoder_at(

@@ -48,6 +48,14 @@ def smoke_test(
     concurrency: Annotated[
         int, typer.Option(help="Requests to send at once.", min=1, max=2000)
     ] = 100,
+    min_cosine: Annotated[
+        Optional[float],
+        typer.Option(
+            help="The least cosine to torch's answers, where the precision's own tolerance is not strict enough.",
+            min=0,
+            max=1,
+        ),
+    ] = None,
     timeout: Timeout = 300.0,
     log: LogFile = None,
     json_file: JsonFile = None,
@@ -66,6 +74,7 @@ def smoke_test(
     from clip_deploy.report.table import table
     from clip_deploy.servers import ServerOptions
     from clip_deploy.smoke import smoke_test as run
+    from clip_deploy.smoke.bars import held_to
 
     require_either(repository, url, "test")
     found: ModelRepository | None
@@ -88,6 +97,7 @@ def smoke_test(
             metrics=metrics_url,
             progress=steps,
         )
+    report = held_to(report, min_cosine)
     if judged is not None:
         report = replace(report, checks=(as_check(judged), *report.checks))
     to_stdout = Path("-") in (json_file, junit_file)

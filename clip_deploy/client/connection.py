@@ -122,6 +122,10 @@ class Connection:
         """Every model version that the server knows, ``name:version`` → state (``READY``, or why not)."""
         return self.ask(protocol.index())
 
+    def versions(self, model: str) -> dict[int, tuple[str, str]]:
+        """Versions of a model that the server knows → (state, reason); the reason is empty where all is well."""
+        return self.ask(protocol.versions(model))
+
     def config(self, model: str, version: str = "") -> ModelConfig:
         """A model's configuration as the server completed it."""
         return self.ask(protocol.config(model, version))
@@ -154,6 +158,10 @@ class Connection:
             ServerError: the server refuses it; what was loaded before stays.
         """
         self.ask(protocol.load(model, config), Deadline(timeout_s))
+
+    def unload(self, model: str, *, timeout_s: float = 300.0) -> None:
+        """Have a server in explicit control mode forget a model, once its requests have been answered."""
+        self.ask(protocol.unload(model), Deadline(timeout_s))
 
     def infer(
         self,

@@ -94,9 +94,23 @@ class BlockingLine:
     async def each(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:
         if len(jobs) == 1:
             return [await jobs[0]()]
+        failed = threading.Event()
+
+        def one(job: Callable[[], Coroutine[Any, Any, _T]]) -> Any:
+            if failed.is_set():
+                return None  # nobody will see it: the failure is raised
+            try:
+                return run(job())
+            except BaseException:
+                failed.set()
+                raise
+
         pool = ThreadPoolExecutor(min(PIECES_AT_ONCE, len(jobs)), "clip-deploy-piece")
         try:
-            return list(pool.map(lambda job: run(job()), jobs))
+            pieces = [pool.submit(one, job) for job in jobs]
+            for piece in futures.as_completed(pieces):
+                piece.result()
+            return [piece.result() for piece in pieces]
         finally:  # after a failure, what is under way ends by its own deadline
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -155,6 +155,29 @@ def index() -> Question[dict[str, str]]:
     return _question("RepositoryIndex", "the repository index", request, response, states)
 
 
+def versions(model: str) -> Question[dict[int, tuple[str, str]]]:
+    """Versions of a model that the server knows → (state, reason)."""
+
+    def states(answer: Any) -> dict[int, tuple[str, str]]:
+        return {
+            int(m.version): (m.state, m.reason)
+            for m in answer.models
+            if m.name == model and m.version
+        }
+
+    request = schema.RepositoryIndexRequest()
+    response = schema.RepositoryIndexResponse
+    return _question("RepositoryIndex", "the repository index", request, response, states)
+
+
+def unload(model: str) -> Question[None]:
+    request = schema.RepositoryModelUnloadRequest(model_name=model)
+    response = schema.RepositoryModelUnloadResponse
+    return _question(
+        "RepositoryModelUnload", f"unloading {model}", request, response, lambda answer: None
+    )
+
+
 def load(model: str, config: str | None) -> Question[None]:
     request = schema.RepositoryModelLoadRequest(model_name=model)
     if config is not None:

@@ -50,6 +50,11 @@ class Metrics:
         self._sent = Counter("clip_gateway_sent_bytes", "Bytes of bodies sent.", registry=registry)
         for name, text, value in (
             ("in_flight", "Requests worked on now.", lambda: gate.in_flight),
+            (
+                "room",
+                "Requests that may be worked on at once; fewer while Triton is late.",
+                lambda: gate.room,
+            ),
             ("waiting", "Requests that wait for their turn.", lambda: gate.waiting),
             ("buffered_bytes", "Bytes of bodies in memory.", lambda: gate.held_bytes),
         ):

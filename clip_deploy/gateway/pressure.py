@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _LATER = "ask again after the seconds of Retry-After"
+# A Triton that is late answers fewer at once than were let in. Fewer are let in then, and one more for every round of
+# answers that came in time: refusing at once is kinder than a deadline, and leaves Triton to those who still wait.
+_LATE_FACTOR = 0.7
+_LEAST_IN_FLIGHT = 4
 
 
 class Gate:
@@ -26,6 +32,25 @@ class Gate:
         self._line: deque[asyncio.Future[None]] = deque()
         self.in_flight = 0
         self.held_bytes = 0
+        self._room = float(settings.max_in_flight)
+        self._narrowed_s = -math.inf
+
+    @property
+    def room(self) -> int:
+        """How many may be in flight now: ``max_in_flight``, or fewer while Triton is late."""
+        return int(self._room)
+
+    def in_time(self) -> None:
+        """A request was answered."""
+        self._room = min(self._room + 1 / self._room, float(self._settings.max_in_flight))
+
+    def late(self) -> None:
+        """A request met Triton's deadline; those that were let in together are late together, and count once."""
+        now = time.monotonic()
+        if now - self._narrowed_s > self._settings.timeout_s:
+            self._narrowed_s = now
+            least = min(_LEAST_IN_FLIGHT, self._settings.max_in_flight)
+            self._room = max(self._room * _LATE_FACTOR, least)
 
     @property
     def waiting(self) -> int:
@@ -58,7 +83,7 @@ class Gate:
 
     async def _enter(self) -> None:
         settings = self._settings
-        if self.in_flight < settings.max_in_flight and not self._line:
+        if self.in_flight < self.room and not self._line:
             self.in_flight += 1
             return
         if len(self._line) >= settings.max_waiting:
@@ -87,11 +112,11 @@ class Gate:
             self._line.remove(turn)
 
     def _leave(self) -> None:
-        """The turn goes to whoever has waited longest."""
-        if self._line:
+        """The turn goes to whoever has waited longest, and as many more as there is room for now."""
+        self.in_flight -= 1
+        while self._line and self.in_flight < self.room:
             self._line.popleft().set_result(None)
-        else:
-            self.in_flight -= 1
+            self.in_flight += 1
 
 
 class Turn:

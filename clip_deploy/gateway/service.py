@@ -107,7 +107,13 @@ class Service:
         bodies.declared_bytes(request, most)
         async with self._gate.turn() as turn:
             body = await bodies.read(request, turn, most=most, timeout_s=settings.upload_timeout_s)
-            return await bodies.unless_gone(request, work(body, turn))
+            try:
+                answer = await bodies.unless_gone(request, work(body, turn))
+            except ServerTimeout:
+                self._gate.late()
+                raise
+            self._gate.in_time()
+            return answer
 
     async def deployment(self) -> Deployment:
         """The model that every vector comes from; looked at until it was found once, and held to by the client then.

@@ -25,7 +25,7 @@ class GatewaySettings:
         names: what ``/v1/embeddings`` calls the model, besides the name of its architecture.
         decode: ``exact``, or ``fast`` for large JPEG files.
         timeout_s: the deadline of each call to Triton.
-        max_in_flight: requests whose body is read and that are worked on at once.
+        max_in_flight: requests whose body is read and that are worked on at once; fewer while Triton is late.
         max_waiting: requests that may wait for their turn, unread; further ones are refused at once.
         max_wait_s: how long they may wait.
         max_upload_bytes: the largest body.
@@ -45,7 +45,7 @@ class GatewaySettings:
     hosts: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     decode: str = "exact"
-    timeout_s: float = 10.0
+    timeout_s: float = 30.0
     max_in_flight: int = 128
     max_waiting: int = 256
     max_wait_s: float = 2.0

@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
     from clip_deploy.indexes.port import Hit, IndexIdentity, Item
 
-# Below so many vectors every one is compared, exactly. From here on they are kept in cells (IVF), and PROBED_SHARE of
-# the cells is looked at; docs/search.md has what that costs in recall and gains in time.
+# Below so many vectors every one is compared, exactly. From here on they are kept in cells of LanceDB's own size (IVF),
+# and a quarter of the cells is looked at, LEAST_PROBED at least: all of them up to some 130,000 vectors. docs/search.md
+# has what that costs in recall and gains in time.
 IVF_FROM = 50_000
-IVF_CELL = 256
-PROBED_SHARE = 1 / 16
+IVF_CELL = 8192
+PROBED_SHARE = 1 / 4
+LEAST_PROBED = 16
 # A reader may still be in the middle of a version that was replaced so long ago.
 _KEPT = timedelta(hours=1)
 # Pictures that are the same to the last bit tie; so many of them are put in order.
-_MAX_TIES = 10_000
+_MAX_TIES = 2_000
 _IDS_AT_ONCE = 500
 
 
@@ -138,7 +140,7 @@ class LanceIndex:
             with self._folder.translated():
                 rows = await self._table.count_rows()
                 if rows >= max(IVF_FROM, 2 * trained):
-                    cells = IvfFlat(distance_type="cosine", num_partitions=rows // IVF_CELL)
+                    cells = IvfFlat(distance_type="cosine", target_partition_size=IVF_CELL)
                     await self._table.create_index("vector", config=cells, replace=True)
                     trained = rows
                 await self._table.optimize(cleanup_older_than=_KEPT)
@@ -163,7 +165,8 @@ class LanceIndex:
                 f"the index {self._folder} was replaced by one of another model",
                 remedy="open it again: restart what searches in it",
             )
-        probed = max(1, int(newest.trained_rows / IVF_CELL * PROBED_SHARE))
+        rows = await self._table.count_rows() if newest.trained_rows else 0
+        probed = max(LEAST_PROBED, round(rows / IVF_CELL * PROBED_SHARE))
         query = self._table.query().nearest_to(vector).distance_type("cosine").nprobes(probed)
         rows = await _best(query, "_distance", count)
         cosines = [min(1.0, max(-1.0, 1 - d)) for d in rows["_distance"].to_pylist()]

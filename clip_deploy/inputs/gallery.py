@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from clip_deploy.inputs.images import FORMATS
+from clip_deploy.inputs.opening import FORMATS
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -18,7 +18,7 @@ HEAD_BYTES = 64
 SUFFIXES = frozenset(
     (
         *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
-        *(".avif", ".jp2", ".ico", ".heic", ".heif"),
+        *(".avif", ".jp2", ".heic", ".heif"),
     )
 )
 _QUALITY = 85

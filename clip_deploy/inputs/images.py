@@ -8,47 +8,37 @@ into colours. Damaged, hostile or undecodable files are refused, before memory i
 
 from __future__ import annotations
 
-import io
-import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from clip_deploy.errors import ConfigError, InputError
+from clip_deploy.inputs.opening import LIMITS, ImageLimits, ImageSource, name, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from clip_deploy.spec import Preprocess
 
-# Photographs as people send them. Without a list Pillow also tries formats that start other programs (EPS) or that
-# nobody uploads. MPO is not named because Pillow opens it through JPEG, and naming it breaks JPEG afterwards.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO", "HEIF")
+__all__ = [
+    "DECODES",
+    "FAST_MARGIN",
+    "FAST_TOLERANCE",
+    "LIMITS",
+    "ImageLimits",
+    "ImageSource",
+    "load",
+    "normalised",
+    "to_pixels",
+]
+
+# What needs several copies of the pixels is done in strips of about so many.
+_STRIP_PIXELS = 2**20
 
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
-
-ImageSource = Union[str, "os.PathLike[str]", bytes, IO[bytes], Image.Image, "NDArray[np.uint8]"]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLimits:
-    """What a picture may cost. Checked on the file's header, before decoding and before resizing.
-
-    ``max_pixels`` is Pillow's own line between a photograph and a decompression bomb. A strip of ratio 100 becomes
-    22,400 pixels long before its centre is cropped; beyond that the crop shows nothing of the picture.
-    """
-
-    max_bytes: int = 64 * 1024 * 1024
-    max_pixels: int = 89_478_485
-    max_aspect_ratio: float = 100.0
-
-
-LIMITS = ImageLimits()
 
 DECODES = ("exact", "fast")
 # A JPEG file holds frequencies, and can be decoded at a half, a quarter or an eighth of its size without the highest.
@@ -97,9 +87,8 @@ def load(
         InputError: the picture is damaged, too large, too long, or not a picture.
     """
     try:
-        picture = _opened(source, limits)
-        _check_size(picture.size, limits)
-        if least is not None and picture.format == "JPEG":
+        picture = opened(source, limits)
+        if least is not None and picture.format == "JPEG" and picture is not source:
             scale = max(least / min(picture.size), 1 / 8)
             picture.draft(None, (round(picture.width * scale), round(picture.height * scale)))
         picture.load()
@@ -108,86 +97,9 @@ def load(
         raise
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, struct.error …
         raise InputError(
-            f"{_name(source)} is damaged: {str(error) or type(error).__name__}",
+            f"{name(source)} is damaged: {str(error) or type(error).__name__}",
             remedy="send the whole, undamaged file",
         ) from error
-
-
-def _opened(source: ImageSource, limits: ImageLimits) -> Image.Image:
-    if isinstance(source, Image.Image):
-        return source
-    if isinstance(source, np.ndarray):
-        return _from_array(source)
-    data = _bytes(source, limits)
-    Image.init()  # AVIF, and HEIF where pillow-heif registered it, are known only afterwards
-    try:
-        return Image.open(
-            io.BytesIO(data), formats=[name for name in FORMATS if name in Image.OPEN]
-        )
-    except Image.DecompressionBombError as error:
-        raise InputError(
-            f"{_name(source)} has too many pixels: {error}", remedy=_smaller(limits)
-        ) from error
-    except UnidentifiedImageError as error:
-        raise InputError(
-            f"{_name(source)} is not a picture that can be read{_kind(data)}",
-            remedy="send a JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF file",
-        ) from error
-
-
-def _bytes(source: str | os.PathLike[str] | bytes | IO[bytes], limits: ImageLimits) -> bytes:
-    """At most one byte more than allowed is read, whatever the file claims to be."""
-    if isinstance(source, (str, os.PathLike)):
-        try:
-            with Path(source).open("rb") as file:
-                data = file.read(limits.max_bytes + 1)
-        except OSError as error:
-            raise InputError(
-                f"{_name(source)} cannot be read: {error.strerror}", remedy="check the path"
-            ) from error
-    elif isinstance(source, bytes):
-        data = source
-    elif hasattr(source, "read"):
-        data = source.read(limits.max_bytes + 1)
-    else:
-        raise InputError(
-            f"an image cannot be a {type(source).__name__}",
-            remedy="pass a path, bytes, an open file, a Pillow image or a uint8 array",
-        )
-    if len(data) > limits.max_bytes:
-        raise InputError(
-            f"{_name(source)} is larger than {limits.max_bytes // 2**20} MB",
-            remedy="send a smaller file",
-        )
-    return data
-
-
-def _from_array(array: NDArray[Any]) -> Image.Image:
-    grey, colour = array.ndim == 2, array.ndim == 3 and array.shape[2] == 3
-    if array.dtype != np.uint8 or not (grey or colour) or 0 in array.shape:
-        raise InputError(
-            f"an array of {array.dtype} {list(array.shape)} is not a picture",
-            remedy="pass uint8 of shape [height, width] or [height, width, 3] in RGB order",
-        )
-    return Image.fromarray(array)
-
-
-def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
-    width, height = size
-    if min(size) < 1:
-        raise InputError(
-            f"a picture of {width} × {height} pixels has nothing in it",
-            remedy="send another picture",
-        )
-    if width * height > limits.max_pixels:
-        raise InputError(
-            f"a picture of {width} × {height} pixels is too large", remedy=_smaller(limits)
-        )
-    if max(size) > limits.max_aspect_ratio * min(size):
-        raise InputError(
-            f"a strip of {width} × {height} pixels: the square that the model sees shows almost nothing of it",
-            remedy=f"crop it to a ratio of at most {limits.max_aspect_ratio:g} to 1",
-        )
 
 
 def _upright(picture: Image.Image) -> Image.Image:
@@ -202,9 +114,7 @@ def _upright(picture: Image.Image) -> Image.Image:
 def _ordinary(picture: Image.Image) -> Image.Image:
     """The picture in mode RGB, L or CMYK. Those three stay as they are: open_clip resizes them in that mode."""
     if picture.has_transparency_data:
-        coloured = picture.convert("RGBA")
-        page = Image.new("RGBA", coloured.size, "white")
-        return Image.alpha_composite(page, coloured).convert("RGB")
+        return _on_white(picture)
     if picture.mode in ("RGB", "L", "CMYK"):
         return picture
     if picture.mode == "F" or picture.mode.startswith("I"):
@@ -212,9 +122,25 @@ def _ordinary(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
+def _strips(size: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The first row and the one after the last of each strip."""
+    width, height = size
+    rows = max(1, _STRIP_PIXELS // width)
+    return ((top, min(top + rows, height)) for top in range(0, height, rows))
+
+
+def _on_white(picture: Image.Image) -> Image.Image:
+    page = Image.new("RGB", picture.size)
+    for top, bottom in _strips(picture.size):
+        strip = picture.crop((0, top, picture.width, bottom)).convert("RGBA")
+        white = Image.new("RGBA", strip.size, "white")
+        page.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return page
+
+
 def _eight_bits(picture: Image.Image) -> Image.Image:
     """16-bit and floating-point grey → mode L. The full range of the type counts as white; nothing is stretched."""
-    values = np.asarray(picture).astype(np.float64)
+    values = np.asarray(picture)
     low, high = float(values.min()), float(values.max())
     is_float = picture.mode == "F"
     white = (
@@ -229,7 +155,10 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
             f"grey values from {low:g} to {high:g} have no agreed white",
             remedy="convert the picture to 8 or 16 bits per channel",
         )
-    return Image.fromarray(np.round(values * (255.0 / white)).astype(np.uint8))
+    grey = np.empty(values.shape, np.uint8)
+    for top, bottom in _strips(picture.size):
+        grey[top:bottom] = np.round(values[top:bottom].astype(np.float64) * (255.0 / white))
+    return Image.fromarray(grey)
 
 
 def _framed(picture: Image.Image, preprocess: Preprocess) -> Image.Image:
@@ -291,28 +220,3 @@ def normalised(pixels: NDArray[np.uint8], preprocess: Preprocess) -> NDArray[np.
         np.asarray(v, np.float32).reshape(3, 1, 1) for v in (preprocess.mean, preprocess.std)
     )
     return np.asarray((values - mean) / std)
-
-
-def _name(source: object) -> str:
-    return str(source) if isinstance(source, (str, os.PathLike)) else "the image"
-
-
-def _smaller(limits: ImageLimits) -> str:
-    return f"send at most {limits.max_pixels // 1_000_000} megapixels: the model sees a small square of it anyway"
-
-
-def _kind(data: bytes) -> str:
-    """What a file that is no picture seems to be, for the message."""
-    if not data:
-        return ": it is empty"
-    head = data[:64].lstrip().lower()
-    signs = {
-        b"%pdf": "a PDF",
-        b"<!doc": "an HTML page",
-        b"<html": "an HTML page",
-        b"<svg": "an SVG drawing",
-        b"<?xml": "XML",
-    }
-    if b"ftyphei" in head or b"ftypmif" in head:
-        return ": it is HEIC, which needs pillow-heif (pip install pillow-heif, then register_heif_opener())"
-    return next((f": it is {kind}" for sign, kind in signs.items() if head.startswith(sign)), "")

@@ -77,3 +77,13 @@ class Report:
             "facts": dict(self.facts),
             "checks": checks,
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """What ``to_json`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        rows = [Check(**(row | {"status": Status(row["status"])})) for row in data["checks"]]
+        return cls(str(data["title"]), dict(data["facts"]), tuple(rows))

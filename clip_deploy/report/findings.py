@@ -117,7 +117,12 @@ def sarif(report: LintReport) -> dict[str, Any]:
     }
     results = [_sarif_result(finding, used.index(finding.code)) for finding in report.findings]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
-    return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
+    return empty_sarif() | {"runs": [run]}
+
+
+def empty_sarif() -> dict[str, Any]:
+    """A log without a run."""
+    return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": []}
 
 
 def _sarif_rule(rule: Rule) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A report as JUnit XML, which every CI system shows as a list of tests."""
+"""Reports as JUnit XML, which every CI system shows as a list of tests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,16 @@ if TYPE_CHECKING:
 _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(report: Report) -> str:
-    """The XML text: one test case per check, figures as properties."""
+def junit(*reports: Report) -> str:
+    """The XML text: a suite per report, one test case per check, figures as properties."""
+    root = ElementTree.Element("testsuites")
+    for report in reports:
+        root.append(_suite(report))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _suite(report: Report) -> ElementTree.Element:
     suite = ElementTree.Element(
         "testsuite",
         name=_clean(report.title),
@@ -32,10 +40,7 @@ def junit(report: Report) -> str:
         ElementTree.SubElement(properties, "property", name=key, value=_clean(value))
     for check in report.checks:
         _add_case(suite, check, report.title)
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return suite
 
 
 def _add_case(suite: ElementTree.Element, check: Check, title: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clip_deploy.report import Report
 
 # The mark of a status, its style, and the style of the figure beside it.
-_LOOKS = {
+LOOKS = {
     Status.PASSED: ("✓", "green", ""),
     Status.FAILED: ("✗", "bold red", "red"),
     Status.SKIPPED: ("–", "yellow", "yellow"),
@@ -34,7 +34,7 @@ def table(report: Report) -> RenderableType:
         if check.model != group:
             group = check.model
             rows.add_row("", Text(f"\n{group or 'server'}", style="bold"), "")
-        mark, mark_style, style = _LOOKS[check.status]
+        mark, mark_style, style = LOOKS[check.status]
         figure = f"skipped: {check.figure}" if check.status is Status.SKIPPED else check.figure
         rows.add_row(Text(mark, mark_style), Text(check.name), Text(figure, style))
     return Group(_facts(report), rows, Text(), _verdict(report), *_remedies(report))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from clip_deploy.artifacts import MANIFEST, REFERENCE, TOKENIZER, ModelRepository, RepositoryModel
 from clip_deploy.compare import Reference
 from clip_deploy.errors import ConfigError
-from clip_deploy.files import replacing, storage
+from clip_deploy.files import digest, digest_or_none, replacing, storage
 from clip_deploy.repository.rendering import WARMUP_FOLDER, parse_config, render, warmup_samples
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 CONFIG = "config.pbtxt"
 FIRST = "1"
+# What Python leaves beside a model that it has run.
+COMPILED = "__pycache__"
 
 
 def assemble(
@@ -49,6 +51,32 @@ def assemble(
             (staging / CONFIG).write_text(config, "utf-8")
             version = _publish(staging, model)
     return RepositoryModel(build.name, build.backend, versions_in(model), (version,))
+
+
+def unchanged(
+    build: EngineBuild, serving: ServingSpec, repository: Path, *, templates: Path | None = None
+) -> RepositoryModel | None:
+    """The model as it stands in a repository, where ``assemble`` would only repeat it; None where it would not.
+
+    Raises:
+        ConfigError: contradictory choices.
+    """
+    text = render(build, serving, templates=templates)  # judged, whatever is there
+    folder = repository / build.name
+    versions = versions_in(folder) if folder.is_dir() else ()
+    config = folder / CONFIG
+    if not versions or not config.is_file():
+        return None
+    newest = folder / str(versions[-1])
+    wanted = _version_files(build)
+    samples = {sample.file for sample in warmup_samples(build, serving)}
+    is_same = (
+        config.read_text("utf-8", "replace") == text
+        and {path.name for path in newest.iterdir()} - {COMPILED} == set(wanted)
+        and all(digest_or_none(newest / name) == digest([path]) for name, path in wanted.items())
+        and all((folder / WARMUP_FOLDER / name).is_file() for name in samples)
+    )
+    return _model(folder) if is_same else None
 
 
 def read(path: Path) -> ModelRepository:
@@ -127,15 +155,20 @@ def _staging(repository: Path) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _fill_version(build: EngineBuild, folder: Path) -> None:
-    folder.mkdir()
+def _version_files(build: EngineBuild) -> dict[str, Path]:
+    """Where each file of a version comes from, by its name there."""
     directory = build.exported.directory
     extras = {
         name: directory / name
         for name in (MANIFEST, REFERENCE, TOKENIZER)
         if (directory / name).is_file()
     }
-    for name, source in (extras | dict(build.files)).items():
+    return extras | dict(build.files)
+
+
+def _fill_version(build: EngineBuild, folder: Path) -> None:
+    folder.mkdir()
+    for name, source in _version_files(build).items():
         shutil.copyfile(source, folder / name)
 
 

@@ -7,19 +7,20 @@ import secrets
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from clip_deploy.errors import ConfigError, ServerError
+from clip_deploy.progress import Progress, silent
 from clip_deploy.resources import cache_dir
 from clip_deploy.servers.handle import Ports, ServerHandle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from clip_deploy.artifacts import ModelRepository
-    from clip_deploy.progress import Progress
 
 _KEPT_LOGS = 20
 
@@ -85,6 +86,22 @@ class Launcher:
             raise ServerError(
                 f"the {self.name} server cannot load backend {lacking[0]}", remedy=self.otherwise
             )
+
+    @contextmanager
+    def serving(
+        self, repository: ModelRepository, options: ServerOptions, progress: Progress = silent
+    ) -> Iterator[ServerHandle]:
+        """A ready server; where it ends under what is done with it, its log says why."""
+        with self.start(repository, options, progress) as handle:
+            try:
+                yield handle
+            except ServerError as error:
+                if handle.process.poll() is None:
+                    raise
+                why = handle.failure()
+                if str(why) in str(error):
+                    raise
+                raise ServerError(f"{error}; {why}", remedy=why.remedy) from error
 
 
 @dataclass(frozen=True, slots=True)

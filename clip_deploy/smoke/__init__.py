@@ -15,12 +15,14 @@ from clip_deploy.smoke.checks import CLOSING_CHECKS, MODEL_CHECKS, SERVER_CHECKS
 from clip_deploy.smoke.subject import Subject, targets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from clip_deploy.artifacts import ModelRepository
     from clip_deploy.client import TritonInferenceClient
+    from clip_deploy.smoke.checks import ModelCheck
     from clip_deploy.smoke.outcome import Outcome
+    from clip_deploy.smoke.subject import Target
 
 
 def smoke_test(
@@ -58,18 +60,41 @@ def smoke_test(
     )
     run = _Runner(progress)
     checks = [run(name, partial(check, subject)) for name, check in SERVER_CHECKS]
-    for target in subject.targets:
-        checks += [
-            run(name, partial(check, subject, target), target.name)
-            for name, check, towers in MODEL_CHECKS
-            if target.tower in towers
-        ]
+    checks += _of_models(run, subject, MODEL_CHECKS)
     checks += [
         run(name, partial(check, subject), "both encoders") for name, check in CLOSING_CHECKS
     ]
     facts = {"server": f"Triton {server.version} at {client.connection.url}"}
     facts |= {target.name: target.summary for target in subject.targets}
     return Report("smoke test", facts, tuple(checks))
+
+
+def hold(
+    client: TritonInferenceClient,
+    targets: Sequence[Target],
+    checks: Sequence[ModelCheck],
+    *,
+    concurrency: int = 1,
+    progress: Progress = silent,
+) -> Report:
+    """Hold encoders that the caller chose, of any version and name, against their references; nothing else is asked.
+
+    Args:
+        targets: see ``subject.pinned``.
+        checks: rows of ``MODEL_CHECKS``.
+    """
+    subject = Subject(client, None, None, concurrency, None, tuple(targets))
+    facts = {target.name: target.summary for target in targets}
+    return Report("smoke test", facts, tuple(_of_models(_Runner(progress), subject, checks)))
+
+
+def _of_models(run: _Runner, subject: Subject, rows: Sequence[ModelCheck]) -> list[Check]:
+    return [
+        run(name, partial(check, subject, target), target.name)
+        for target in subject.targets
+        for name, check, towers in rows
+        if target.tower in towers
+    ]
 
 
 @dataclass(frozen=True, slots=True)

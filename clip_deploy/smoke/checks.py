@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _FIRST_ANSWER_RATIO = 5.0
 _FIRST_ANSWER_FLOOR_S = 1.0
 _LATER_ANSWERS = 9
+RUNS_ON_GPU = "it runs on the GPU"
 
 
 def identity(subject: Subject) -> Outcome:
@@ -365,11 +366,14 @@ def _is_refused(subject: Subject, target: Target, rows: NDArray[Any]) -> bool:
     return False
 
 
+# What is checked, how, and of which towers.
+ModelCheck = tuple[str, Any, Any]
+
 SERVER_CHECKS = (
     ("the expected server answers", identity),
     ("exactly the expected models are ready", index),
 )
-MODEL_CHECKS = (
+MODEL_CHECKS: tuple[ModelCheck, ...] = (
     ("the files are as exported", files, Tower),
     ("all descriptions agree", descriptions, Tower),
     ("the first answer is not slow", first_answer, Tower),
@@ -380,9 +384,11 @@ MODEL_CHECKS = (
     ("batches form", batches, Tower),
     ("wrong requests are refused", refusals, Tower),
     ("your pictures agree in batches", pictures, (Tower.IMAGE,)),
-    ("it runs on the GPU", gpu.instances, Tower),
+    (RUNS_ON_GPU, gpu.instances, Tower),
     ("the plan is the repository's", gpu.plan, Tower),
 )
+# Whether the answers are right, in a moment and without a crowd.
+ANSWERS = tuple(row for row in MODEL_CHECKS if row[1] is replay)
 CLOSING_CHECKS = (
     ("photographs find their captions", pairs),
     ("the GPU works", gpu.works),

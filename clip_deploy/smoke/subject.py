@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clip_deploy.artifacts import MANIFEST, REFERENCE, ExportedModel
+from clip_deploy.client.served import ServedModel
 from clip_deploy.compare import Reference
 from clip_deploy.errors import ConfigError, ServerError
 from clip_deploy.inputs.images import to_pixels
@@ -14,12 +15,13 @@ from clip_deploy.spec import TOLERANCES, Tolerance, Tower
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
 
     from clip_deploy.artifacts import ModelRepository, RepositoryModel
-    from clip_deploy.client import Connection, ServedModel, TritonInferenceClient
+    from clip_deploy.client import Connection, TritonInferenceClient
     from clip_deploy.inputs.photographs import Photographs
 
 _Measured = TypeVar("_Measured")
@@ -148,6 +150,19 @@ def _target(
     return Target(
         tower, folder.name, served, reference.inputs, reference, ExportedModel.read(folder)
     )
+
+
+def pinned(
+    client: TritonInferenceClient, tower: Tower, folder: Path, *, name: str, version: str
+) -> Target:
+    """One version of an encoder, under whatever name a server has it, with the reference that lies in ``folder``.
+
+    Args:
+        version: its number; empty for the one that a request without a number gets.
+    """
+    reference = Reference.read(folder / REFERENCE, tower)
+    served = ServedModel.from_config(client.connection.config(name, version))
+    return Target(tower, version, served, reference.inputs, reference, ExportedModel.read(folder))
 
 
 def _made_inputs(served: ServedModel) -> NDArray[Any]:

@@ -6,12 +6,28 @@ const STAGES = ["prepare", "embed", "search", "gateway", "network"];
 
 export const PAGE_SIZE = 12;
 
-/** The bearer token, kept until the tab closes. */
+let held = stored((storage) => storage.getItem(TOKEN));
+
+/** The bearer token, kept until the tab closes; where the browser keeps nothing, until the page does. */
 export const token = {
-  get: () => sessionStorage.getItem(TOKEN),
-  set: (value) => sessionStorage.setItem(TOKEN, value),
-  remove: () => sessionStorage.removeItem(TOKEN),
+  get: () => held,
+  set(value) {
+    held = value;
+    stored((storage) => storage.setItem(TOKEN, value));
+  },
+  remove() {
+    held = null;
+    stored((storage) => storage.removeItem(TOKEN));
+  },
 };
+
+function stored(use) {
+  try {
+    return use(sessionStorage);
+  } catch {
+    return null; // the browser was told to keep nothing
+  }
+}
 
 export class Problem extends Error {
   constructor({ status = 0, title, detail = "", remedy = "", request_id = "" }, retryAfter = null) {

@@ -71,7 +71,7 @@ function remember(query) {
     state = { picture: `${Date.now()}-${pictures.size}` };
     pictures.set(state.picture, query.file);
   }
-  if (url.href !== location.href || state?.picture) history.pushState(state, "", url);
+  if (url.href !== location.href || state?.picture || history.state?.picture) history.pushState(state, "", url);
 }
 
 function remembered() {
@@ -99,6 +99,7 @@ function showAnswer(query, answer, focus) {
   at.status.textContent = `${title}: ${at.count.textContent}`;
   showResults(query, answer, running.signal, (hit) => ask({ kind: "like", id: hit.id, name: hit.caption || hit.source }));
   at.more.hidden = found < (query.limit ?? PAGE_SIZE) || found >= MOST;
+  notice("ready", null);
   about(answer.model);
   if (focus !== null || within) at.grid.querySelectorAll(".card")[focus ?? 0]?.focus();
   if (focus === null && within) window.scrollTo(0, 0);
@@ -117,19 +118,23 @@ function showProblem(error, again, query = null) {
   }
   const needsToken = error.status === 401;
   const refused = needsToken && Boolean(token.get());
+  const within = at.results.contains(document.activeElement);
   at.problem.hidden = false;
   at.results.hidden = true;
   at.start.hidden = true;
   at["problem-title"].textContent = needsToken && !refused ? "This server asks for an access token." : error.title;
   at["problem-detail"].textContent = refused ? "The token was not accepted." : needsToken ? "" : error.detail;
+  at["problem-detail"].hidden = error.detail === error.title && !refused;
   at["problem-remedy"].textContent = needsToken ? "Whoever runs it has one. It is kept until this tab closes." : error.remedy;
   at["problem-request"].textContent = error.request && !needsToken ? `Request ${error.request}` : "";
   at.access.hidden = !needsToken;
   at.status.textContent = "";
   document.title = "Image search";
   if (needsToken) at.token.focus();
+  else if (within) at.problem.focus();
   const passes = [0, 429, 502, 503, 504].includes(error.status);
   at.again.hidden = !passes;
+  at.problem.className = needsToken && !refused ? "question" : passes ? "passing" : "";
   retry = again;
   if (passes) wait(error.retryAfter ?? 0);
   at.smaller.hidden = !(error.status === 413 && query?.file);
@@ -180,7 +185,7 @@ async function smaller(file) {
 
 async function status() {
   at.forget.hidden = !token.get();
-  const { ready, reason, index, model, version } = await (await call("api/v1/status")).json();
+  const { ready, reason, index, model, version } = await (await call("api/v1/status", { cache: "no-store" })).json();
   const items = index && `${index.items.toLocaleString("en")} picture${index.items === 1 ? "" : "s"}`;
   at.facts.textContent = [items, model?.name].filter(Boolean).join(" · ");
   const weights = model?.weights_sha256 && `weights ${model.weights_sha256.slice(0, 12)}`;
@@ -246,7 +251,9 @@ at.form.onsubmit = (event) => {
   else at.words.focus();
 };
 at.form.onchange = ({ target }) => {
-  if (target.name === "mode" && current.kind === "words") ask({ ...current, mode: target.value });
+  if (target.name === "mode" && current.kind === "words") {
+    ask({ kind: "words", text: at.words.value.trim() || current.text, mode: target.value });
+  }
   if (target.files) searchWith(target.files);
   if (target.files) target.value = ""; // the same file may be chosen again
 };
@@ -261,19 +268,24 @@ at.examples.onclick = ({ target }) => {
   if (target.closest("button")) ask({ kind: "words", text: target.textContent, mode: "hybrid" });
 };
 at.again.onclick = () => at.again.getAttribute("aria-disabled") === "true" || retry();
-at.access.onsubmit = (event) => {
+at.access.onsubmit = async (event) => {
   event.preventDefault();
-  token.set(at.token.value.trim());
+  token.set(at.token.value);
   at.token.value = "";
-  begin();
+  await begin();
+  if (at.problem.hidden) toContent();
 };
 at.target.onclick = () => at.file.click();
 at.forget.onclick = () => (token.remove(), location.reload());
 
 at.skip.onclick = (event) => {
   event.preventDefault();
-  (at.results.hidden ? at.start : at.results).focus();
+  toContent();
 };
+
+function toContent() {
+  (at.results.hidden ? at.start : at.results).focus();
+}
 
 function clear() {
   ask(NOTHING);

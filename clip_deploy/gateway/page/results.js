@@ -46,8 +46,8 @@ function card(hit, signal, like) {
   part(".source").title = hit.source ?? "";
   const same = hit.cosine !== null && Math.abs(hit.score - hit.cosine) < 1e-6;
   part(".scores").append(
-    fact("score", hit.score.toPrecision(3)),
-    same || hit.cosine === null ? "" : fact("cosine", hit.cosine.toFixed(3)),
+    fact("score", hit.score.toPrecision(3).replace("-", "−")),
+    same || hit.cosine === null ? "" : fact("cosine", hit.cosine.toFixed(3).replace("-", "−")),
     hit.vector_rank ? fact("picture", `#${hit.vector_rank}`, "rank") : "",
     hit.text_rank ? fact("caption", `#${hit.text_rank}`, "rank") : "",
   );
