@@ -1,6 +1,6 @@
 """What the gateway costs: JPEG in and vector out over HTTP, against ready tensors straight to Triton over gRPC.
 
-    python benchmarks/gateway.py [--users 32] [--seconds 8] [--repeats 6] [--engines onnxruntime,openvino] [--json]
+    python benchmarks/gateway.py [--users 32] [--seconds 24] [--repeats 3] [--engines onnxruntime,openvino] [--json]
 
 Both sides take turns, direct first and last, on the same server, the same cores and the same photographs (JPEG files,
 640 pixels wide at most), asked by so many users from requests that were written beforehand; every answer is judged. On
@@ -140,8 +140,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--users", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=24)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engines", default="onnxruntime,openvino")
     parser.add_argument("--build", metavar="DIR", help="keep the exports here, and find them again")
     parser.add_argument("--json", action="store_true")

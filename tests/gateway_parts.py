@@ -168,7 +168,7 @@ class Gateway:
 
     def __exit__(self, *error: object) -> None:
         self.run(self.http.aclose())
-        self.run(self._lifespan.__aexit__(None, None, None))
+        self.run(asyncio.wait_for(self._lifespan.__aexit__(None, None, None), 20))
         self._loop.close()
 
     def run(self, work):

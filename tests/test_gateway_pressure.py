@@ -17,7 +17,7 @@ pytest.importorskip("fastapi")
 from clip_deploy.errors import ServerTimeout
 from clip_deploy.gateway import GatewaySettings
 from clip_deploy.gateway.bodies import uploaded
-from clip_deploy.gateway.pressure import Gate
+from clip_deploy.gateway.pressure import Gate, within
 from clip_deploy.gateway.problems import Problem
 from tests.gateway_parts import FakeClient, FakeIndex, gateway, image_form, jpeg
 
@@ -210,6 +210,31 @@ def test_turns_go_by_arrival_and_those_who_gave_up_are_passed_over():
 
     order = asyncio.run(line())
     assert [i for i in order if i != 1] == [0, 3, 4]
+
+
+def test_a_cancellation_that_comes_as_the_work_ends_is_kept():
+    async def both(end) -> None:
+        work = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(within(work, 5))
+        await asyncio.sleep(0)
+        end(work)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        work.exception()
+
+    asyncio.run(both(lambda work: work.set_result(1)))
+    asyncio.run(both(lambda work: work.set_exception(OSError())))
+
+
+def test_work_that_takes_too_long_is_cancelled():
+    async def late() -> None:
+        work = asyncio.get_running_loop().create_future()
+        with pytest.raises(asyncio.TimeoutError):
+            await within(work, 0.01)
+        assert work.cancelled()
+
+    asyncio.run(late())
 
 
 def test_bodies_together_are_bounded():

@@ -10,6 +10,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
+from clip_deploy.gateway.pressure import within
 from clip_deploy.gateway.problems import Problem
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ async def read(request: Request, turn: Turn, *, most: int, timeout_s: float) -> 
     """
     turn.hold(declared_bytes(request, most))
     try:
-        return await asyncio.wait_for(_chunks(request, turn, most), timeout_s)
+        return await within(_chunks(request, turn, most), timeout_s)
     except asyncio.TimeoutError:
         raise Problem(
             "slow-upload",

@@ -7,15 +7,16 @@ import math
 import time
 from collections import deque
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from clip_deploy.gateway.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Iterator
 
     from clip_deploy.gateway.settings import GatewaySettings
 
+_T = TypeVar("_T")
 _LATER = "ask again after the seconds of Retry-After"
 # A Triton that is late answers fewer at once than were let in. Fewer are let in then, and one more for every round of
 # answers that came in time: refusing at once is kinder than a deadline, and leaves Triton to those who still wait.
@@ -139,3 +140,19 @@ class Turn:
         finally:
             self._gate.held_bytes -= size
             self.held_bytes -= size
+
+
+async def within(work: Awaitable[_T], timeout_s: float) -> _T:
+    """What the work gives. Before Python 3.12 ``asyncio.wait_for`` forgets a cancellation that comes as the work ends.
+
+    Raises:
+        asyncio.TimeoutError: it takes longer, and is cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task,), timeout=timeout_s)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from clip_deploy.errors import ClipDeployError, ConfigError, ModelChanged, ServerTimeout
 from clip_deploy.gateway import bodies
+from clip_deploy.gateway.pressure import within
 from clip_deploy.gateway.problems import Problem
 from clip_deploy.indexes.port import IndexIdentity
 
@@ -143,7 +144,7 @@ class Service:
 
     async def _look(self) -> Readiness:
         try:
-            found = await asyncio.wait_for(self.client.deployment(), _PATIENCE_S)
+            found = await within(self.client.deployment(), _PATIENCE_S)
         except asyncio.TimeoutError:
             late = ServerTimeout(
                 f"Triton did not describe its models within {_PATIENCE_S:g} s",
