@@ -299,7 +299,11 @@ def test_an_interrupted_run_goes_on(
         finally:
             await index.close()
 
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    def heed() -> None:
+        # Where the tests run in the background of a script, SIGINT is ignored from the start.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         while run(stored()) < 8:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
