@@ -224,7 +224,7 @@ class Objects:
             if self._system.exists(self._at(prefix)):
                 self._system.rm(self._at(prefix), recursive=True)
 
-    def settle(self, folder: str) -> None:
+    def settle(self, key: str) -> None:
         pass  # an upload that was answered is kept
 
     def require_room(self, size_bytes: int) -> None:

@@ -60,8 +60,8 @@ class Store(Protocol):
     def remove(self, prefix: str) -> None:
         """Remove a file, or a folder with all that is in it."""
 
-    def settle(self, folder: str) -> None:
-        """Return when the files of a folder would outlast a power cut."""
+    def settle(self, key: str) -> None:
+        """Return when a file's bytes, or a folder's names, would outlast a power cut."""
 
     def require_room(self, size_bytes: int) -> None:
         """Raise PublishError where so much will not fit."""
@@ -130,7 +130,9 @@ class Folder:
             with (
                 replacing(path) as temporary,
                 source.open("rb") as reader,
-                temporary.open("wb") as writer,
+                temporary.open(
+                    "r+b"
+                ) as writer,  # empty; ext4 would flush one that was cut to nothing on close
             ):
                 while count := _send(reader.fileno(), writer.fileno()):
                     moved(count)
@@ -157,10 +159,11 @@ class Folder:
             else:
                 path.unlink(missing_ok=True)
 
-    def settle(self, folder: str) -> None:
-        root = self.path / folder
+    def settle(self, key: str) -> None:
+        root = self.path / key
+        folders = (*(each for each in root.rglob("*") if each.is_dir()), root.parent)
         with self._translated():
-            for path in (*root.rglob("*"), root, root.parent):
+            for path in (root, *folders) if root.is_dir() else (root,):
                 handle = os.open(path, os.O_RDONLY)
                 try:
                     os.fsync(handle)

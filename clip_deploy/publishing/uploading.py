@@ -83,10 +83,12 @@ class Transfer:
             self._move(size)
             return
         self.progress(f"{key}, {size / 1e6:,.1f} MB")
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             wanted = pool.submit(source.stamp, path)  # hashes while the bytes go up
             self.store.put(path, key, self._move)
+            settled = pool.submit(self.store.settle, key)
             got = self.store.digest(key)
+            settled.result()
             if got != wanted.result().sha256:
                 raise self._mangled(key)
         self.uploaded_bytes += size
