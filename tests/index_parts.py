@@ -49,9 +49,10 @@ ITEMS = [item(f"i{seed}", seed, caption) for seed, caption in enumerate(CAPTIONS
 
 
 class Embedder:
-    """A vector made of each picture's pixels; counts, and fails as it is told."""
+    """A vector made of each picture's pixels; counts, takes its time, and fails as it is told."""
 
-    def __init__(self, fail: Any = None) -> None:
+    def __init__(self, fail: Any = None, *, takes_s: float = 0) -> None:
+        self._takes_s = takes_s
         self.embedded = 0
         self.at_once = self.most_at_once = 0
         self._fail = fail
@@ -66,7 +67,7 @@ class Embedder:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            await asyncio.sleep(0)
+            await asyncio.sleep(self._takes_s)
             if self._fail is not None:
                 self._fail(self)
             self.embedded += len(inputs)

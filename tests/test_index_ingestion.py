@@ -61,7 +61,7 @@ def _counts(done: Ingestion) -> tuple[int, int, int, int]:
 
 @pytest.mark.processes
 def test_pictures_are_embedded_many_at_a_time_and_in_bounded_number(folder: Path):
-    embedder, seen = Embedder(), []
+    embedder, seen = Embedder(takes_s=0.02), []
     done, found = _ingest(folder, embedder, batch=4, watch=lambda *news: seen.append(news))
     assert _counts(done) == (30, 0, 0, 0)
     assert len(found) == 30
