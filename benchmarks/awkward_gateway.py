@@ -90,8 +90,11 @@ class Examiner:
 
     def _expected(self, case: bytes | str) -> np.ndarray | None:
         try:
-            if isinstance(case, str):
-                return self._client.embed_texts([case])[0] if case.strip() else None
+            if isinstance(
+                case, str
+            ):  # what is no UTF-8 has no way through JSON; nothing has no meaning
+                is_text = case.strip() and case.encode(errors="ignore").decode() == case
+                return self._client.embed_texts([case])[0] if is_text else None
             return self._client.embed_images([case])[0]
         except InputError:
             return None
