@@ -41,8 +41,8 @@ PATIENCE_S = 300.0
 def shop(*arguments: str) -> Iterator[str]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    script = str(Path(__file__).with_name("shop.py"))
-    with process([*arguments, str(port)], f"{url}/api/v1/products", script):
+    command = [sys.executable, str(Path(__file__).with_name("shop.py")), *arguments, str(port)]
+    with process(command, f"{url}/api/v1/products"):
         yield url
 
 

@@ -21,23 +21,20 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import io
 import json
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import httpx
 from figures import Figure, figure, machine, report
-from PIL import Image
+from stack import free_port, process, uploads
 
 from clip_deploy import repository as repositories
 from clip_deploy.artifacts import ExportedModel
@@ -47,7 +44,6 @@ from clip_deploy.bench.subject import bench_subject
 from clip_deploy.client import TritonInferenceClient
 from clip_deploy.engines import BACKENDS
 from clip_deploy.export import export
-from clip_deploy.inputs.photographs import photographs
 from clip_deploy.servers import LAUNCHERS, ServerOptions
 from clip_deploy.smoke.subject import targets_of
 from clip_deploy.spec import EncoderSpec, EngineSpec, ServingSpec, Tower
@@ -113,21 +109,9 @@ def prepared_rate(place: Path, users: int, seconds: float) -> dict:
     return {"rate": run.throughput, "p50_ms": run.latency.p50_s * 1000}
 
 
-def jpegs() -> list[bytes]:
-    """The package's photographs as people upload them: JPEG, 640 pixels wide."""
-    files = []
-    for path in photographs(None).paths:
-        picture = Image.open(path).convert("RGB")
-        picture.thumbnail((640, 640))
-        file = io.BytesIO()
-        picture.save(file, "JPEG", quality=90)
-        files.append(file.getvalue())
-    return files
-
-
 def jpeg_rate(place: Path, users: int, seconds: float) -> float:
     """Users of a web process: each picture is decoded, prepared, sent, and its vector awaited."""
-    files = jpegs()
+    files = uploads()
     with served(place) as (client, _):
         client.embed_images(files[:1])
         return _rate(lambda i: client.embed_images([files[i % len(files)]]), users, seconds)
@@ -178,42 +162,18 @@ async def _http_rate(url: str, bodies: list[dict], users: int, seconds: float) -
     return rate
 
 
-@contextlib.contextmanager
-def _process(command: list[str], url: str) -> Iterator[None]:
-    """A peer's server, once it answers."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 180
-        while True:
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(url, timeout=2).close()
-                break
-            assert process.poll() is None, f"{command} does not start"
-            assert time.monotonic() < deadline, f"{command} does not answer"
-            time.sleep(0.5)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def old_design(users: int, seconds: float) -> float:
-    port = _port()
+    port = free_port()
     command = [sys.executable, str(HERE / "old_design.py"), MODEL, str(port)]
-    bodies = [{"content": file} for file in jpegs()]
-    with _process(command, f"http://127.0.0.1:{port}/docs"):
+    bodies = [{"content": file} for file in uploads()]
+    with process(command, f"http://127.0.0.1:{port}/docs"):
         return asyncio.run(_http_rate(f"http://127.0.0.1:{port}/embed", bodies, users, seconds))
 
 
 def infinity(python: str, folder: Path, users: int, seconds: float) -> float:
     import base64
 
-    port = _port()
+    port = free_port()
     command = [str(Path(python).with_name("infinity_emb")), "v2", "--model-id", str(folder)]
     command += ["--port", str(port), "--engine", "torch", "--device", "cpu", "--dtype", "float32"]
     command += ["--no-bettertransformer", "--batch-size", "32", "--served-model-name", "clip"]
@@ -225,9 +185,9 @@ def infinity(python: str, folder: Path, users: int, seconds: float) -> float:
                 "input": ["data:image/jpeg;base64," + base64.b64encode(file).decode()],
             }
         }
-        for file in jpegs()
+        for file in uploads()
     ]
-    with _process(command, f"http://127.0.0.1:{port}/health"):
+    with process(command, f"http://127.0.0.1:{port}/health"):
         return asyncio.run(
             _http_rate(f"http://127.0.0.1:{port}/embeddings", bodies, users, seconds)
         )

@@ -87,19 +87,19 @@ def stack(repository: Path, index: Path | None = None, *options: str) -> Iterato
 def gateway(grpc: str, index: Path | None, *options: str) -> Iterator[tuple[str, int]]:
     """A gateway process that answers, and its process id."""
     port = free_port()
-    command = ["gateway", "--triton", grpc, "--port", str(port), *options]
+    command = [sys.executable, "-m", "clip_deploy", "gateway", "--triton", grpc]
+    command += ["--port", str(port), *options]
     command += ["--index", str(index)] if index else []
     with process(command, f"http://127.0.0.1:{port}/readyz") as pid:
         yield f"http://127.0.0.1:{port}", pid
 
 
 @contextlib.contextmanager
-def process(command: list[str], url: str, script: str | None = None) -> Iterator[int]:
-    """clip-deploy, or a script, as a process of its own, once ``url`` answers; its id."""
-    what = [script] if script else ["-m", "clip_deploy"]
-    started = subprocess.Popen([sys.executable, *what, *command], stderr=subprocess.DEVNULL)
+def process(command: list[str], url: str) -> Iterator[int]:
+    """A server as a process of its own, once ``url`` answers; its id."""
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 180
         while True:
             with contextlib.suppress(OSError):
                 urllib.request.urlopen(url, timeout=2).close()
