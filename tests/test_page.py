@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,10 +135,18 @@ def _drop(page: Page, file: Path) -> None:
     """What Chromium does when a file is dragged from the desktop onto the page."""
     devtools = page.context.new_cdp_session(page)
     data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
-    for kind in ("dragEnter", "dragOver"):
+
+    def send(kind: str) -> None:
         devtools.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 300, "data": data})
+
+    send("dragEnter")
+    # A hand that holds a file says so again and again; Chromium drops what comes before its first frame.
+    deadline = time.monotonic() + 10
+    while page.locator("#drop").is_hidden() and time.monotonic() < deadline:
+        send("dragOver")
+        page.wait_for_timeout(50)
     expect(page.locator("#drop")).to_be_visible()
-    devtools.send("Input.dispatchDragEvent", {"type": "drop", "x": 300, "y": 300, "data": data})
+    send("drop")
 
 
 def _milliseconds(text: str) -> float:
