@@ -39,7 +39,7 @@ def test_hostile_files_are_refused_early_and_cost_next_to_nothing(worker: awkwar
     for name, data in awkward.hostile().items():
         verdict = worker.judge(name, data)
         assert verdict.outcome == ("pixels" if name in awkward.HARMLESS else "refused"), verdict
-        assert verdict.seconds < 2, verdict
+        assert verdict.seconds < 5, verdict
         assert verdict.memory_mb < 100, verdict
 
 

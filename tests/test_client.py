@@ -243,14 +243,14 @@ def test_a_deadline_that_is_none_is_refused(connect, server: StandIn, timeout_s:
 
 def test_preparing_counts_towards_the_deadline(client):
     def slow():
-        for _ in range(50):
+        for _ in range(500):
             time.sleep(0.02)
             yield CAT
 
     began = time.monotonic()
     with pytest.raises(ServerTimeout, match=r"call's 0\.1 s were over"):
         client.embed_images(slow(), timeout_s=0.1)
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 5
 
 
 # Which model answers

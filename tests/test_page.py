@@ -29,6 +29,7 @@ from tests.gallery import CAPTIONS, PHOTOGRAPHS, Gallery, gallery_gateway, liste
 from tests.gateway_parts import FakeClient
 
 pytestmark = pytest.mark.browser
+expect.set_options(timeout=15_000)
 
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -90,7 +91,7 @@ def visit(chromium, shop, started):
         context = chromium.new_context(**kind)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(20_000)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: _listen(said, wrong))
         page.on("request", lambda request: _watch(request.url, url, wrong))

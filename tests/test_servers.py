@@ -325,7 +325,10 @@ sys.stdin.read()
 def test_stopping_ends_the_child_and_its_log_stays(tmp_path: Path):
     launch = prepare(ServerOptions(log=tmp_path / "log"))
     with spawn(launch, ["sh", "-c", "echo started; exec sleep 60"], os.environ) as handle:
-        time.sleep(0.5)
+        for _ in range(100):
+            if launch.log.read_text():
+                break
+            time.sleep(0.1)
         assert handle.process.poll() is None
     assert handle.process.poll() is not None
     assert launch.log.read_text() == "started\n"

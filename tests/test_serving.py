@@ -483,7 +483,7 @@ def test_a_server_that_is_killed_is_reported(tiny_repository: Path, tmp_path: Pa
 
 
 def test_a_deadline_is_kept(tmp_path: Path):
-    slow = ECHO.replace("        rows", "        import time; time.sleep(3)\n        rows")
+    slow = ECHO.replace("        rows", "        import time; time.sleep(6)\n        rows")
     with (
         _start(_echo(tmp_path, slow)) as handle,
         Connection(handle.grpc, timeout_s=0.5) as connection,
@@ -491,7 +491,7 @@ def test_a_deadline_is_kept(tmp_path: Path):
         start = time.monotonic()
         with pytest.raises(ServerTimeout, match=r"within 0\.5 s"):
             connection.infer("echo", {"x": np.zeros((1, 2), np.float32)}, "y")
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < 5
 
 
 def test_a_port_in_use_is_named(tiny_repository: Path, capsys):
