@@ -171,7 +171,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3, help="of load, in each mode")
     parser.add_argument("--model", default="ViT-B-32", help="of the load; the copy is ViT-B-32's")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as place:
         folder = Path(place)
         figures = copying(repository(folder / "copy", "ViT-B-32", 0), folder)
         shutil.rmtree(folder / "copy")
