@@ -11,6 +11,8 @@ from clip_deploy.indexes.port import MAX_TEXT_CHARACTERS
 MOST_RESULTS = 100
 DEFAULT_RESULTS = 12
 MOST_INPUTS = 2048  # OpenAI's own bound
+# Eight pixels square, so that the example can be sent as it stands.
+_RED_SQUARE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAFUlEQVR42mM8IafBgA0wMeAAg1MCANh8AR6FrdlEAAAAAElFTkSuQmCC"
 _DIGEST = "9f2c4b1e6d8a70355b1c2f9e0d4a8c7b6e5f4d3c2b1a09887766554433221100"
 
 
@@ -98,8 +100,7 @@ class EmbeddingQuery(BaseModel):
         json_schema_extra={
             "examples": [
                 {
-                    "model": "ViT-B-32",
-                    "input": ["a photo of a cat", "data:image/png;base64,iVBORw0KGgo…"],
+                    "input": ["a photo of a cat", f"data:image/png;base64,{_RED_SQUARE}"],
                     "encoding_format": "float",
                 }
             ]
