@@ -394,6 +394,11 @@ def test_a_difference_within_the_noise_is_no_difference():
     assert verdict(found).startswith("No difference in throughput that the repeats agree on")
 
 
+def test_one_repeat_is_no_verdict():
+    found = Comparison(report(40.0), report(20.0))
+    assert verdict(found).startswith("One measurement of each tells no difference from noise")
+
+
 def test_a_ratio_of_nothing_is_not_a_number_but_none():
     found = Comparison(report(40.0), report(0.0, latency=None))
     assert found.ratios[0].throughput is None

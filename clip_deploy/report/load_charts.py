@@ -44,20 +44,11 @@ def latency_against_throughput(report: BenchReport) -> str:
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        for closed in (True, False):
-            results = _kind(report.loads, closed=closed)
-            for name, (label, colour) in _PERCENTILES.items():
-                _curve(
-                    left,
-                    results,
-                    name,
-                    colour,
-                    label if closed or not _kind(report.loads, closed=True) else None,
-                    closed=closed,
-                )
-            _name_points(left, results)
+        for name, (label, colour) in _PERCENTILES.items():
+            _curves(left, report, name, colour, label)
+        _name_points(left, [report])
         _axes(left, report)
-        left.legend(loc="upper left", ncols=3)
+        _legend(left, 3)
         _throughputs(right, report)
 
     return drawn(3.9, "latency against throughput", draw)
@@ -68,31 +59,24 @@ def both_against_throughput(reports: Sequence[BenchReport]) -> str:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        for side, (report, colour) in enumerate(zip(reports, _SIDES)):
-            for closed in (True, False):
-                results = _kind(report.loads, closed=closed)
-                _curve(
-                    axes,
-                    results,
-                    "p99_s",
-                    colour,
-                    f"{'AB'[side]}: p99" if closed else None,
-                    closed=closed,
-                )
-                _curve(
-                    axes,
-                    results,
-                    "p50_s",
-                    colour,
-                    f"{'AB'[side]}: p50" if closed else None,
-                    closed=closed,
-                    alpha=0.45,
-                )
-                _name_points(axes, results)
+        for side, report, colour in zip("AB", reports, _SIDES):
+            _curves(axes, report, "p99_s", colour, f"{side}: p99")
+            _curves(axes, report, "p50_s", colour, f"{side}: p50", alpha=0.45)
+        _name_points(axes, reports)
         _axes(axes, reports[0])
-        axes.legend(loc="upper left", ncols=2)
+        _legend(axes, 2)
 
     return drawn(3.9, "latency of both against throughput", draw)
+
+
+def _curves(
+    axes: Axes, report: BenchReport, name: str, colour: str, label: str, *, alpha: float = 1.0
+) -> None:
+    """One percentile of the closed loops and of the open ones; the legend names it once."""
+    for closed in (True, False):
+        if results := _kind(report.loads, closed=closed):
+            _curve(axes, results, name, colour, label, closed=closed, alpha=alpha)
+            label = ""
 
 
 def _kind(loads: Sequence[LoadResult], *, closed: bool) -> list[LoadResult]:
@@ -112,10 +96,10 @@ def _curve(
     results: Sequence[LoadResult],
     name: str,
     colour: str,
-    label: str | None,
+    label: str,
     *,
     closed: bool,
-    alpha: float = 1.0,
+    alpha: float,
 ) -> None:
     spreads = [spread for result in results if (spread := result.latency(name)) is not None]
     x = [result.throughput.median for result in results]
@@ -125,27 +109,43 @@ def _curve(
         if closed
         else {"linestyle": (0, (4, 2)), "markerfacecolor": "white"}
     )
-    axes.plot(x, y, color=colour, marker="o", label=label, alpha=alpha, **style)
+    axes.plot(x, y, color=colour, marker="o", label=label or None, alpha=alpha, **style)
     for at, spread in zip(x, spreads):
         axes.plot(
             [at, at], [spread.least, spread.greatest], color=colour, linewidth=1, alpha=0.6 * alpha
         )
 
 
-def _name_points(axes: Axes, results: Sequence[LoadResult]) -> None:
-    """Each load's name above its p99."""
-    for result in results:
-        p99 = result.latency("p99_s")
-        if p99 is not None:
-            axes.annotate(
-                str(result.load),
-                (result.throughput.median, p99.greatest),
-                (0, 5),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=MUTED,
-            )
+def _name_points(axes: Axes, reports: Sequence[BenchReport]) -> None:
+    """Each load's name above its p99; once, where two sides gave much the same."""
+    results = [
+        r for each in reports for closed in (True, False) for r in _kind(each.loads, closed=closed)
+    ]
+    near = 0.06 * max((result.throughput.median for result in results), default=0)
+    points = [
+        (p99.greatest, result.throughput.median, str(result.load))
+        for result in results
+        if (p99 := result.latency("p99_s")) is not None
+    ]
+    named: list[tuple[str, float]] = []
+    for height, at, name in sorted(points, reverse=True):
+        if any(name == who and abs(at - where) < near for who, where in named):
+            continue
+        named.append((name, at))
+        axes.annotate(
+            name,
+            (at, height),
+            (0, 5),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=MUTED,
+        )
+
+
+def _legend(axes: Axes, columns: int) -> None:
+    if axes.lines:  # an overload has no curve
+        axes.legend(loc="upper left", ncols=columns)
 
 
 def _axes(axes: Axes, report: BenchReport) -> None:

@@ -68,6 +68,8 @@ def verdict(found: Comparison) -> str:
     if ratios.throughput is None:
         return f"There is no comparison at {load}: one of the two had no answers."
     figure = f"at {load}: B ÷ A is {spread(ratios.throughput, ratio)}"
+    if len(found.a.best.repeats) == 1:
+        return f"One measurement of each tells no difference from noise (--repeats 3), {figure}."
     if ratios.throughput.least <= 1 <= ratios.throughput.greatest:
         return f"No difference in throughput that the repeats agree on, {figure}."
     return f"B is {'faster' if ratios.throughput.median > 1 else 'slower'} than A, {figure}."
