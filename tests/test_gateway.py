@@ -495,6 +495,23 @@ def test_another_model_makes_it_unready(monkeypatch: pytest.MonkeyPatch):
         assert "bbbb" in answer.json()["reason"]
 
 
+def test_a_bug_while_looking_does_not_end_the_looking(monkeypatch: pytest.MonkeyPatch, caplog):
+    monkeypatch.setattr("clip_deploy.gateway.service._FRESH_S", 0)
+    monkeypatch.setattr("clip_deploy.gateway.service._WATCH_S", 0.005)
+    client = FakeClient()
+    with gateway(client) as g:
+        service = g.app.state.service
+
+        async def until(is_ready: bool) -> None:
+            while service.was_ready is not is_ready:
+                await asyncio.sleep(0.005)
+
+        for failure, is_ready in ((RuntimeError("a bug"), False), (None, True)):
+            client.failure = failure
+            g.run(asyncio.wait_for(until(is_ready), 20))
+    assert "a bug" in caplog.text
+
+
 def test_an_index_of_another_model_ends_the_start():
     with (
         pytest.raises(ConfigError, match="holds vectors of tiny"),

@@ -99,7 +99,7 @@ class Journal:
         except ClientDisconnect:
             exchange.refused = "gone"
         except Exception as error:
-            log_bug(exchange.id, error)
+            log_bug(f"request {exchange.id}", error)
             exchange.refused = "bug"
             if not exchange.status:
                 await response_to(problem_of(error), exchange.id)(scope, receive, count)

@@ -151,7 +151,7 @@ def install(app: FastAPI) -> None:
             _of_validation(error) if isinstance(error, RequestValidationError) else error
         )
         if problem.reason == "bug":
-            log_bug(request.state.exchange.id, error)
+            log_bug(f"request {request.state.exchange.id}", error)
         request.state.exchange.refused = problem.reason
         return response_to(problem, request.state.exchange.id)
 
@@ -159,9 +159,9 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, handle)
 
 
-def log_bug(request_id: str, error: BaseException) -> None:
+def log_bug(what: str, error: BaseException) -> None:
     """The traceback of a failure that nobody foresaw, for whoever runs the gateway."""
-    logging.getLogger(__name__).error("request %s failed", request_id, exc_info=error)
+    logging.getLogger(__name__).error("%s failed", what, exc_info=error)
 
 
 def _of_http(request: Request, error: HTTPException) -> Response:

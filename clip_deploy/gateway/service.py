@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from clip_deploy.errors import ClipDeployError, ConfigError, ModelChanged, ServerTimeout
 from clip_deploy.gateway import bodies
 from clip_deploy.gateway.pressure import within
-from clip_deploy.gateway.problems import Problem
+from clip_deploy.gateway.problems import Problem, log_bug
 from clip_deploy.indexes.port import IndexIdentity
 
 if TYPE_CHECKING:
@@ -140,7 +140,11 @@ class Service:
         """Keeps looking: a model that was replaced under its version number is seen here, and by nobody else."""
         while True:
             await asyncio.sleep(_WATCH_S)
-            await self.readiness()
+            try:
+                await self.readiness()
+            except Exception as error:  # a watch that ended would never see a replaced model
+                log_bug("looking at Triton", error)
+                self._readiness = None
 
     async def _look(self) -> Readiness:
         try:
