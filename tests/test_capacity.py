@@ -13,7 +13,7 @@ import pytest
 from clip_deploy.bench.box import Box, read_box, serving_of
 from clip_deploy.bench.counting import Requests
 from clip_deploy.bench.curve import BatchCurve, joined
-from clip_deploy.bench.pace import divided, pace_of
+from clip_deploy.bench.pace import began_s, divided, pace_of
 from clip_deploy.capacity import planning
 from clip_deploy.capacity.batcher import simulate, simulate_users
 from clip_deploy.capacity.clocks import PacedClock
@@ -157,7 +157,7 @@ def test_every_request_is_answered_once_and_the_same_seed_gives_the_same():
 
 def test_a_machine_that_stalls_stalls_whatever_runs_and_goes_on_where_it_was():
     clock = PacedClock(
-        ((0.9, 1.0), (0.1, 0.1)), offset=0.0
+        ((0.9, 1.0), (0.1, 0.1)), offset_s=0.0
     )  # of each second, 0.1 at a tenth of the speed
     assert clock.end(0, 500_000_000) == 500_000_000
     assert clock.end(800_000_000, 105_000_000) == 950_000_000
@@ -207,6 +207,22 @@ def test_the_pace_is_read_from_the_answers_of_a_load():
     slow_s = lasted_s[speed < 0.5].sum() / lasted_s.sum()
     assert slow_s == pytest.approx(0.2, abs=0.04)
     assert np.median(speed[speed > 0.5]) == pytest.approx(1.2, rel=0.03)
+
+
+def test_a_run_at_its_own_pace_moment_by_moment_is_the_run_again():
+    spells, starts = ((9.0, 1.2), (1.0, 0.2)), _poisson(55, 4000)
+    run = simulate(SERVING, CURVE.paced(spells, 0.003), starts, offset_s=4.0)
+    requests = _answered(run)
+    histogram = dict(zip(*(n.tolist() for n in np.unique(run.batch_size, return_counts=True))))
+    pace = pace_of(requests, histogram, BOX, overhead_s=0.0035)
+    began = began_s(pace, requests)
+    again, elsewhere = (
+        simulate(SERVING, CURVE.paced(pace, 0.0035), starts, seed=5, offset_s=offset_s).latency_s
+        for offset_s in (-began, 5.0 - began)
+    )
+    assert np.corrcoef(run.latency_s, again)[0, 1] > 0.95
+    assert np.percentile(again, 99) == pytest.approx(np.percentile(run.latency_s, 99), rel=0.03)
+    assert np.corrcoef(run.latency_s, elsewhere)[0, 1] < 0.3
 
 
 def test_no_pace_is_read_where_the_server_counted_other_batches_than_can_be_told_apart():

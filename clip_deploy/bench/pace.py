@@ -66,6 +66,11 @@ def pace_of(
     return tuple(zip(lasted_s[kept].tolist(), speed[kept].tolist()))
 
 
+def began_s(pace: Pace, requests: Requests) -> float:
+    """When a pace that was read from these requests began, on their clock: it lasts until the last answer."""
+    return float(requests.ends_s.max()) - sum(lasted_s for lasted_s, _ in pace)
+
+
 def divided(ends_s: NDArray[np.float64], batches: int) -> list[NDArray[np.int64]]:
     """Which answers, in ascending order, belong to one batch, when there were so many: the widest gaps divide them."""
     batches = min(batches, len(ends_s))

@@ -73,11 +73,20 @@ class Simulated:
 
 
 def simulate(
-    serving: ServingSpec, curve: BatchCurve, starts_s: NDArray[np.float64], *, seed: int = 0
+    serving: ServingSpec,
+    curve: BatchCurve,
+    starts_s: NDArray[np.float64],
+    *,
+    seed: int = 0,
+    offset_s: float | None = None,
 ) -> Simulated:
-    """An open loop: single-row requests that start at these times, ascending, whether or not answers come."""
+    """An open loop: single-row requests that start at these times, ascending, whether or not answers come.
+
+    Args:
+        offset_s: how far into the curve's pace the time 0 lies; None for a random place.
+    """
     starts = (np.asarray(starts_s) * _SECOND).astype(np.int64).tolist()
-    return _Batcher(serving, curve, starts, len(starts), seed).run()
+    return _Batcher(serving, curve, starts, len(starts), seed, offset_s).run()
 
 
 def simulate_users(
@@ -103,7 +112,13 @@ class _Batcher:
     """The server's state between two events: an arrival, the end of a batch, or the batcher's alarm."""
 
     def __init__(
-        self, serving: ServingSpec, curve: BatchCurve, starts: list[int], requests: int, seed: int
+        self,
+        serving: ServingSpec,
+        curve: BatchCurve,
+        starts: list[int],
+        requests: int,
+        seed: int,
+        offset_s: float | None = None,
     ) -> None:
         if serving.timeout_action == "delay":
             raise ConfigError(
@@ -120,7 +135,7 @@ class _Batcher:
         self._times = {size: _times(curve, size) for size in range(1, self._max + 1)}
         generator = np.random.default_rng(seed)
         self._draws = _draws(generator)
-        self._clock = PacedClock(curve.pace, generator.random()) if curve.pace else EvenClock()
+        self._clock = _clock(curve, generator, offset_s)
         self._overhead = int(curve.overhead_s * _SECOND)
         self._theft = int(curve.stolen_s * _SECOND)
         self._coming = starts  # a sorted list is a heap
@@ -287,6 +302,16 @@ class _Batcher:
             batches[:, 1],
             batches[:, 2] / _SECOND,
         )
+
+
+def _clock(
+    curve: BatchCurve, generator: np.random.Generator, offset_s: float | None
+) -> EvenClock | PacedClock:
+    if not curve.pace:
+        return EvenClock()
+    if offset_s is None:
+        offset_s = generator.random() * sum(lasted_s for lasted_s, _ in curve.pace)
+    return PacedClock(curve.pace, offset_s)
 
 
 def _times(curve: BatchCurve, size: int) -> list[int]:

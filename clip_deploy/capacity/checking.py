@@ -14,6 +14,7 @@ from clip_deploy.bench.figures import Latency, Load
 from clip_deploy.bench.load import poisson
 from clip_deploy.bench.measuring import measure_each
 from clip_deploy.bench.others import in_quiet
+from clip_deploy.bench.pace import began_s
 from clip_deploy.capacity.batcher import simulate
 from clip_deploy.capacity.planning import LEVELS
 from clip_deploy.errors import CheckFailed
@@ -41,8 +42,8 @@ class Comparison:
 
     ``predicted_p99_s`` is the median of simulations that differ in the batches' times alone; ``chance_s`` are the
     least and the greatest of them. ``same_pace_p99_s`` is what the simulation gives for the machine's pace during the
-    very run, which nobody knows beforehand: where it is right and the prediction is wrong, the machine has changed.
-    ``others_cores`` is what others took of the machine during the measurement.
+    very run, moment by moment, which nobody knows beforehand: where it is right and the prediction is wrong, the
+    machine has changed. ``others_cores`` is what others took of the machine during the measurement.
     """
 
     level: float
@@ -117,13 +118,10 @@ def check(
         again, _ = in_quiet(measure_box, subject.pid, progress)
         after = again.curve
         around = replace(box, curve=joined([before, after]))
-        own = at_pace_of(around, run, requests)
         comparisons.append(
             replace(
                 compare(level, run, around),
-                same_pace_p99_s=compare(level, run, own).predicted.p99_s
-                if own is not around
-                else None,
+                same_pace_p99_s=_same_pace_p99_s(level, run, requests, around),
                 others_cores=others_cores,
             )
         )
@@ -147,15 +145,27 @@ def _run(subject: BenchSubject, level: float, box: Box, duration_s: float) -> tu
     return run, requests
 
 
-def compare(level: float, run: Run, box: Box) -> Comparison:
-    """What is predicted for the very arrivals of a run, beside what was measured."""
+def _same_pace_p99_s(level: float, run: Run, requests: Requests, box: Box) -> float | None:
+    own = at_pace_of(box, run, requests)
+    if own is box:
+        return None
+    offset_s = -began_s(own.curve.pace, requests)
+    return compare(level, run, own, offset_s=offset_s).predicted.p99_s
+
+
+def compare(level: float, run: Run, box: Box, *, offset_s: float | None = None) -> Comparison:
+    """What is predicted for the very arrivals of a run, beside what was measured.
+
+    Args:
+        offset_s: how far into the curve's pace the run began, where it is the pace of that run.
+    """
     assert run.load.rate is not None  # check measures open loops
     end_s = _WARMUP_S + run.seconds
     starts = poisson(run.load.rate, end_s + _AFTER_S, round(level * 100))
     within = (starts >= _WARMUP_S) & (starts < end_s)
     latencies, answered = [], []
     for seed in range(_SEEDS):
-        latency = simulate(box.serving, box.curve, starts, seed=seed).latency_s
+        latency = simulate(box.serving, box.curve, starts, seed=seed, offset_s=offset_s).latency_s
         ends = starts + latency
         latencies.append(Latency.of(latency[within & ~np.isnan(latency)]))
         answered.append(((ends >= _WARMUP_S) & (ends < end_s)).sum() / run.seconds)

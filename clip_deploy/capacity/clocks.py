@@ -25,15 +25,15 @@ class PacedClock:
 
     Args:
         pace: spells of seconds and speed.
-        offset: where in it the time 0 lies, as a share of it.
+        offset_s: how far into it the time 0 lies.
     """
 
-    def __init__(self, pace: Pace, offset: float) -> None:
+    def __init__(self, pace: Pace, offset_s: float) -> None:
         self._speed = [speed for _, speed in pace]
         lasted = np.array([lasted_s for lasted_s, _ in pace]) * _SECOND
         self._begins: list[float] = [0.0, *np.cumsum(lasted).tolist()]  # ns since the pace began
         self._done: list[float] = [0.0, *np.cumsum(lasted * self._speed).tolist()]  # ns of work
-        self._offset = offset * self._begins[-1]
+        self._offset = offset_s * _SECOND
 
     def end(self, now: int, work: int) -> int:
         laps, moment = divmod(now + self._offset, self._begins[-1])
