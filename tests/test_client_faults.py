@@ -285,6 +285,39 @@ def test_another_model_behind_the_same_address_never_gives_a_vector(
             client.deployment()
 
 
+@pytest.mark.parametrize("kind", [TritonInferenceClient, AsyncTritonInferenceClient])
+def test_a_connection_that_was_replaced_unseen_is_told_by_its_number(
+    server: StandIn, cable: _Cable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+):
+    """A request that meets a connection which broke a moment ago waits, and another server answers it."""
+    for module in ("connection", "lines"):
+        monkeypatch.setattr(f"clip_deploy.client.{module}._is_ready", lambda channel: True)
+    other = StandIn(tmp_path, weights="b" * 64)
+
+    async def scene(url: str) -> None:
+        client = kind(cable.url)
+
+        async def ask(method: str, *args: object) -> object:
+            answer = getattr(client, method)(*args)
+            return await answer if kind is AsyncTritonInferenceClient else answer
+
+        await ask("embed_texts", ["cat"])
+        cable.target = ("127.0.0.1", _port(url))
+        cable.cut()
+        await asyncio.sleep(0.5)  # the channel knows now, and connects again when it is asked
+        for _ in range(3):
+            with pytest.raises(ModelChanged):
+                await ask("embed_texts", ["cat"])
+        if kind is AsyncTritonInferenceClient:
+            await client.close()
+        else:
+            client.close()
+
+    with other.serving() as url:
+        asyncio.run(scene(url))
+    assert "ModelInfer" in other.questions, "it was asked, and its answer thrown away"
+
+
 def test_a_server_that_comes_back_is_found_and_another_model_is_refused(
     server: StandIn, tmp_path: Path
 ):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import numpy as np
 
 from clip_deploy.client import protocol
+from clip_deploy.client.link import linked
 from clip_deploy.client.protocol import CHANNEL_OPTIONS, SERVICE, ConnectionLost, Deadline
 from clip_deploy.errors import ServerUnavailable
 
@@ -36,9 +36,10 @@ class Connection:
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
         self.url = protocol.address(url)
         self.timeout_s = timeout_s
-        self._losses, self._established, self._lock = 0, False, threading.Lock()
         self._calls: dict[str, Any] = {}
-        self._channel: Any = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._channel, self._link = linked(
+            lambda: grpc.insecure_channel(self.url, options=CHANNEL_OPTIONS), _is_ready
+        )
 
     def __enter__(self) -> Connection:
         return self
@@ -70,13 +71,13 @@ class Connection:
                 question.about, self.url, deadline.timeout_s, str(error.code()), error.details()
             )
             if isinstance(failure, ConnectionLost):
-                self._lose(losses)
+                self._link.lose(losses)
             raise failure from error
         except ValueError as error:  # gRPC's word for a closed channel
             raise ServerUnavailable(
                 f"the client of {self.url} is closed", remedy="make a new one"
             ) from error
-        self._established = True
+        self._link.answered()
         return question.read(answer)
 
     def _call(self, question: Question[Any]) -> Any:
@@ -89,30 +90,8 @@ class Connection:
 
     @property
     def losses(self) -> int:
-        """How often the connection is known to have been lost: whoever answers afterwards may be another server.
-
-        gRPC makes a new connection only when it is asked something, so that looking before each question is enough.
-        """
-        with self._lock:
-            if self._established and not self._is_ready():
-                self._established = False
-                self._losses += 1
-            return self._losses
-
-    def _is_ready(self) -> bool:
-        # gRPC offers this as a subscription only, which is told later, misses short losses, and delays closing.
-        try:
-            state: int = self._channel._channel.check_connectivity_state(False)
-        except ValueError:  # closed
-            return True
-        return state == grpc.ChannelConnectivity.READY.value[0]
-
-    def _lose(self, losses: int) -> None:
-        """Count a loss once, however many calls it broke: ``losses`` is what was counted when they began."""
-        with self._lock:
-            if self._losses == losses:
-                self._established = False
-                self._losses += 1
+        """How often the connection is known to have been lost: whoever answers afterwards may be another server."""
+        return self._link.losses
 
     def server(self) -> Any:
         """The server's metadata: name (its ``--id``), version, extensions."""
@@ -176,3 +155,12 @@ class Connection:
         return np.asarray(
             self.ask(protocol.infer(model, inputs, output, version=version, request_id=request_id))
         )
+
+
+def _is_ready(channel: Any) -> bool:
+    # gRPC offers this as a subscription only, which is told later, and delays closing.
+    try:
+        state: int = channel._channel.check_connectivity_state(False)
+    except ValueError:  # closed
+        return True
+    return state == grpc.ChannelConnectivity.READY.value[0]

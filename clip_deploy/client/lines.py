@@ -18,6 +18,7 @@ import grpc
 from grpc import aio
 
 from clip_deploy.client import protocol
+from clip_deploy.client.link import linked
 from clip_deploy.client.protocol import CHANNEL_OPTIONS, SERVICE, ConnectionLost
 from clip_deploy.errors import ConfigError, ServerUnavailable
 
@@ -154,7 +155,6 @@ class LoopLine:
 
     def __init__(self, url: str) -> None:
         self.url = protocol.address(url)
-        self.losses = 0
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[str, Any] = {}
@@ -164,9 +164,10 @@ class LoopLine:
         """Made at the first call, not before: gRPC ties a channel to the loop that runs then."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
+            self._channel, self._link = linked(
+                lambda: aio.insecure_channel(self.url, options=CHANNEL_OPTIONS), _is_ready
+            )
             self._loop = loop
-            self._channel = aio.insecure_channel(self.url, options=CHANNEL_OPTIONS)
-            self._watcher = loop.create_task(self._watch())
             threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
             self._pool = ThreadPoolExecutor(threads, "clip-deploy-prepare")
         if self._closed:
@@ -187,15 +188,21 @@ class LoopLine:
             failure = protocol.translated(
                 question.about, self.url, deadline.timeout_s, str(error.code()), error.details()
             )
-            if isinstance(failure, ConnectionLost) and self.losses == losses:
-                self.losses += 1
+            if isinstance(failure, ConnectionLost):
+                self._link.lose(losses)
             raise failure from error
         except (asyncio.CancelledError, aio.UsageError):
             # A closed channel cancels its calls, whose callers did not mean to be cancelled.
             if self._closed and not _is_cancelled():
                 raise self._gone() from None
             raise
+        self._link.answered()
         return question.read(answer)
+
+    @property
+    def losses(self) -> int:
+        """How often the connection is known to have been lost."""
+        return self._link.losses if self._loop is not None else 0
 
     def _call(self, question: Question[Any]) -> Any:
         if question.method not in self._calls:
@@ -204,14 +211,6 @@ class LoopLine:
                 response_deserializer=question.response.FromString,
             )
         return self._calls[question.method]
-
-    async def _watch(self) -> None:
-        state = self._channel.get_state()
-        while state is not grpc.ChannelConnectivity.SHUTDOWN:
-            await self._channel.wait_for_state_change(state)
-            if state is grpc.ChannelConnectivity.READY:
-                self.losses += 1
-            state = self._channel.get_state()
 
     async def each(self, jobs: Sequence[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:
         if len(jobs) == 1:
@@ -274,10 +273,6 @@ class LoopLine:
         for task in self._shared.values():
             task.cancel()
         await self._channel.close()
-        # It ends by itself, unless broken calls still hold the channel; what gRPC had to tell a loop that is gone would
-        # disturb the next one.
-        await asyncio.wait({self._watcher}, timeout=0.2)
-        self._watcher.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _gone(self) -> ServerUnavailable:
@@ -288,3 +283,11 @@ def _is_cancelled() -> bool:
     """Whether the running task itself is to end; Python 3.10 cannot say, and keeps the cancellation."""
     task: Any = asyncio.current_task()
     return bool(task.cancelling()) if hasattr(task, "cancelling") else True
+
+
+def _is_ready(channel: aio.Channel) -> bool:
+    try:
+        state = channel.get_state()
+    except aio.UsageError:  # closed
+        return True
+    return state in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.SHUTDOWN)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from tritonclient.grpc import service_pb2 as schema
 
+from clip_deploy.client.link import LINK_OPTIONS
 from clip_deploy.errors import (
     ConfigError,
     InputError,
@@ -53,6 +54,7 @@ CHANNEL_OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.keepalive_time_ms", 120_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    *LINK_OPTIONS,
 )
 
 
