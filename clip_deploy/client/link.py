@@ -41,7 +41,7 @@ class Link:
         self._channels, self._is_ready = channels, is_ready
         self._lock = threading.Lock()
         self._losses = 0
-        self._connection: frozenset[tuple[int, int]] | None = None  # that of the answers so far
+        self._connection: frozenset[int] | None = None  # that of the answers so far
 
     @property
     def losses(self) -> int:
@@ -60,13 +60,11 @@ class Link:
     def answered(self) -> None:
         """An answer came: over the connection that is known, or over another one, which is a loss."""
         with self._lock:
-            known = self._connection
-            if known is not None and _sockets({sub for sub, _ in known}) == known:
-                return
-            found = _sockets(_subchannels(self._channels))
-            if known is not None or not found:
-                self._lost()
-            self._connection = found or None
+            known, found = self._connection, _connections(self._channels)
+            if found != known:
+                if known is not None or not found:
+                    self._lost()
+                self._connection = found or None
 
     def _lost(self) -> None:
         self._losses += 1
@@ -107,19 +105,14 @@ def _top_channels() -> Iterator[int]:
             return
 
 
-def _subchannels(channels: tuple[int, ...]) -> set[int]:
-    found = (_asked("channelz_get_channel", number).get("channel", {}) for number in channels)
-    return {int(ref["subchannelId"]) for each in found for ref in each.get("subchannelRef", ())}
-
-
-def _sockets(subchannels: set[int]) -> frozenset[tuple[int, int]]:
-    """The connections of subchannels, as pairs of both numbers; no number is given twice in a process."""
-    found = (
-        (sub, _asked("channelz_get_subchannel", sub).get("subchannel", {})) for sub in subchannels
-    )
-    return frozenset(
-        (sub, int(ref["socketId"])) for sub, each in found for ref in each.get("socketRef", ())
-    )
+def _connections(channels: tuple[int, ...]) -> frozenset[int]:
+    """The numbers of the connections that channels have now; none is given twice in a process."""
+    of_channels = (_asked("channelz_get_channel", each).get("channel", {}) for each in channels)
+    subchannels = {
+        int(ref["subchannelId"]) for each in of_channels for ref in each.get("subchannelRef", ())
+    }
+    found = (_asked("channelz_get_subchannel", each).get("subchannel", {}) for each in subchannels)
+    return frozenset(int(ref["socketId"]) for each in found for ref in each.get("socketRef", ()))
 
 
 def _asked(question: str, number: int) -> dict[str, Any]:
